@@ -1,0 +1,176 @@
+/* backend.h - the op table: everything the engine asks of a device, at transformer grain.
+ *
+ * A table has no empty slot. Ops are enqueued in order and return before they are done on an
+ * asynchronous device; only sync and download block, and errors of earlier ops may surface there.
+ * Pointers named "dev" come from alloc of the same backend; other pointers are host memory that is
+ * read before the op returns. On ref and cpu device memory is host memory.
+ *
+ * Numbers. ref: f32 throughout, one fixed order per sum (ascending index, multiply then add).
+ * cpu: bf16 weights, cache and activations, f32 accumulation in the "tile" order:
+ *   per block of 32 along k, e = fma(a[2j], b[2j], e) and o = fma(a[2j+1], b[2j+1], o) for
+ *   j = 0..15 from e = o = 0, then C = C + (e + o); blocks ascend; denormals are zero (FTZ, DAZ).
+ * This is what AMX's TDPBF16PS computes; scalar fmaf, AVX2 and AVX-512 give the same bits.
+ * RK_ROWS_EXACT ("measurement rows", f32 precision) split every left operand into hi + lo bf16
+ * limbs: per k block first the hi limb's (e, o) into C, then the lo limb's. Where the right operand
+ * is RK_BF16X2 too: hi hi, hi lo (left hi, right lo), lo hi, lo lo, each its own C = C + (e + o).
+ *
+ * Attention of one query row and head, on fast paths: slots of the chain are counted across its spans;
+ * blocks of 64 slots; t = s * (scale * log2 e); running maximum m, alpha = exp2(m_old - m),
+ * p = exp2(t - m); l kept in 16 lanes (lane = slot % 16: lanes += p of slots 0-15, 16-31, 32-47,
+ * 48-63 in this order after scaling by alpha), O = O * alpha, then p (rounded to bf16, or hi + lo)
+ * times V in two k blocks of 32 slots. l sums the unrounded p. Every 1024 slots start a part with
+ * its own m, l, O; parts merge in ascending order: M = max(m_a, m_b), f = exp2(m - M) each,
+ * l = l_a f_a + l_b f_b, O likewise (mul, then fma). At the end the lanes add as a binary tree
+ * (i with i + 8, then + 4, + 2, + 1) and the row is O * (1 / l). exp2 is the program's own:
+ * exact 0 at -inf, 1 at 0, floor and a fixed polynomial by fma on every path.
+ * A row's bits depend on its own chain only: not on batch mates, chunking, threads, span cuts. */
+#pragma once
+#include "base/err.h"
+#include "base/tensor.h"
+#include "kernels/layout.h"
+
+typedef struct rk_backend rk_backend;
+
+typedef enum rk_rows_kind {
+    RK_ROWS_PLAIN, /* 1 limb */
+    RK_ROWS_EXACT, /* 2 limbs (ref: f32, as plain) */
+} rk_rows_kind;
+
+/* A packed weight matrix in device memory, layout rk_mat_at. */
+typedef struct rk_mat {
+    int      n, k; /* outputs, inputs */
+    rk_dtype dtype;
+    void    *dev;
+} rk_mat;
+
+/* A run of cached slots of one stored head. Page p of K starts at k + p * page elements; slot i of
+ * the span lies at slot (first + i) % 64 of page (first + i) / 64. In a chain each span's first is
+ * the number of slots before it, modulo 64, so that no block needs shifting: pages of neighbouring
+ * spans complement each other, and lanes that a span does not own hold zeros. */
+typedef struct rk_span {
+    void    *k, *v; /* dev */
+    rk_dtype k_dtype, v_dtype;
+    int32_t  first; /* 0..63 */
+    int32_t  n;     /* slots */
+} rk_span;
+
+/* Rows of one sequence in a batch, and the chain they see. */
+typedef struct rk_seq_rows {
+    int      row0, n_rows;
+    int      n_spans;
+    rk_span *spans; /* host, [n_spans][G], span-major. The last span's last n_rows slots are these
+                       rows' own (n counts them); row i sees every slot but the last
+                       n_rows - 1 - i */
+} rk_seq_rows;
+
+typedef struct rk_attn_shape {
+    int   n_heads, n_kv_heads, head_dim; /* H, G, d; d a multiple of 32 */
+    float scale;                         /* 1 / sqrt(d) */
+} rk_attn_shape;
+
+typedef struct rk_backend_ops {
+    const char *name;
+
+    rk_status (*open)(const struct rk_backend_ops *ops, int n_threads, rk_backend **out);
+    void (*close)(rk_backend *be);
+
+    /* Zeroed device memory, 64-byte aligned. what names the purpose in a failure (RK_E_MEM). */
+    rk_status (*alloc)(rk_backend *be, int64_t bytes, const char *what, void **dev);
+    void (*release)(rk_backend *be, void *dev);
+    rk_status (*upload)(rk_backend *be, void *dev, const void *host, int64_t bytes);
+    rk_status (*download)(rk_backend *be, void *host, const void *dev, int64_t bytes);
+    rk_status (*zero)(rk_backend *be, void *dev, int64_t bytes);
+    rk_status (*sync)(rk_backend *be);
+
+    /* x[i] = row tokens[i] of the table.
+     * Shapes: table n = V, k = D; x dev f32 [n][D] */
+    rk_status (*embed)(rk_backend *be, const rk_mat *table, const int32_t *tokens, int n, float *x);
+
+    /* dst[i] = src[index[i]]; dst and src do not overlap. Shapes: dev f32 [.][width] */
+    rk_status (*take_rows)(rk_backend *be, const float *src, const int32_t *index, int n, int width,
+                           float *dst);
+
+    /* act = x / sqrt(mean(x^2) + eps) * w.
+     * Shapes: x dev f32 [m][D], w dev f32 [D], act dev activations (m, D) */
+    rk_status (*rmsnorm)(rk_backend *be, const float *x, const float *w, float eps, int m, int d_model,
+                         rk_rows_kind kind, void *act);
+
+    /* out = act W^T [+ bias], or out += act W^T [+ bias] where add.
+     * Shapes: act (m, w->k); out dev f32 [m][ld_out], ld_out >= w->n; bias dev f32 [n] or NULL */
+    rk_status (*gemm)(rk_backend *be, const void *act, rk_rows_kind kind, int m, const rk_mat *w,
+                      const float *bias, bool add, float *out, int ld_out);
+
+    /* Rotate Q and K in place and append K and V to each set's last span.
+     * Shapes: qkv dev f32 [m][(H + 2G) d] (q heads, k heads, v heads); table dev f32 [.][d] (d/2
+     *         cosines, d/2 sines) indexed by pos; pos host i32 [m]
+     * Eq:     half-split pairs (i, i + d/2) */
+    rk_status (*rope_append)(rk_backend *be, const rk_attn_shape *sh, float *qkv, int m,
+                             const int32_t *pos, const float *table, const rk_seq_rows *sets,
+                             int n_sets);
+
+    /* Causal attention of every row over its set's chain.
+     * Shapes: qkv as above (q part is read), out dev activations (m, H d) */
+    rk_status (*attend)(rk_backend *be, const rk_attn_shape *sh, const float *qkv, int m,
+                        const rk_seq_rows *sets, int n_sets, rk_rows_kind kind, void *out);
+
+    /* act = silu(g) * u. Shapes: gu dev f32 [m][2F] (gate, up), act (m, F) */
+    rk_status (*silu_mul)(rk_backend *be, const float *gu, int m, int d_ffn, rk_rows_kind kind,
+                          void *act);
+
+    /* Softmax rows of an observation window, summed over the window in ascending row order.
+     * Shapes: q dev f32 [w][H d] rotated; spans host [n_spans][G] covering n slots per head, of
+     *         which row i of the window sees the first n - w + 1 + i; mass dev f32 [H][n] */
+    rk_status (*window_mass)(rk_backend *be, const rk_attn_shape *sh, const float *q, int w,
+                             const rk_span *spans, int n_spans, int32_t n, float *mass);
+
+    /* Copy listed slots of one head's chain to slots 0.. of dst (dst->first 0, dst->n = n, same
+     * dtypes as the source). Shapes: chain [n_spans]; slot host i32 [n] ascending */
+    rk_status (*kv_gather)(rk_backend *be, int head_dim, const rk_span *chain, int n_spans,
+                           const int32_t *slot, int32_t n, const rk_span *dst);
+
+    /* dst.v = v + eps ||v|| g / ||g||, g the noise of rng.h for slot i at position i; K untouched.
+     * Shapes: src one span with first 0 (BF16 or F32); dst same n and first; v RK_BF16X2 (F32 on
+     *         ref). Norms: sums in f32 in ascending order by fmaf; eps 0 copies the values */
+    rk_status (*kv_perturb)(rk_backend *be, int head_dim, const rk_span *src, float eps,
+                            uint64_t seed, uint32_t layer, uint32_t kv_head, uint32_t sample,
+                            uint32_t draw, const rk_span *dst);
+
+    /* out[i] = KL(softmax(ref[i % n_ref]) || softmax(pert[i])) in nats, f64.
+     * Shapes: ref dev f32 [n_ref][V], pert dev f32 [n][V], out dev f64 [n]; equal rows give 0 */
+    rk_status (*kl_rows)(rk_backend *be, const float *ref, int n_ref, const float *pert, int n,
+                         int n_vocab, double *out);
+} rk_backend_ops;
+
+struct rk_backend {
+    const rk_backend_ops *ops;
+    rk_dtype weight_dtype; /* RK_BF16 or RK_F32: elements of rk_mat, of plain cache pages */
+    rk_dtype exact_dtype;  /* cache pages of measurement rows: RK_BF16X2 or RK_F32 */
+    int      n_threads;
+    const char *numerics;  /* "tile", "f32" */
+    const char *path;      /* instruction set in use: "avx512", "avx2", "scalar" */
+};
+
+/* Limbs of activations. */
+static inline int rk_limbs(const rk_backend *be, rk_rows_kind kind) {
+    return kind == RK_ROWS_EXACT && be->weight_dtype == RK_BF16 ? 2 : 1;
+}
+static inline int64_t rk_act_bytes(const rk_backend *be, int64_t m, int64_t k, rk_rows_kind kind) {
+    return rk_act_count(m, k, rk_limbs(be, kind)) * rk_dtype_bytes(be->weight_dtype);
+}
+static inline int64_t rk_mat_bytes(const rk_backend *be, int64_t n, int64_t k) {
+    return rk_mat_count(n, k) * rk_dtype_bytes(be->weight_dtype);
+}
+static inline int64_t rk_page_bytes(int head_dim, rk_dtype t) {
+    return rk_page_count(head_dim) * rk_dtype_bytes(t);
+}
+
+/* name: "cpu" or "ref". n_threads 0: as many as the affinity mask allows. isa: NULL for the best
+ * that the CPU has, or "scalar", "avx2", "avx512" (tests).
+ * Errors: RK_E_USAGE unknown name, or isa that the CPU lacks */
+rk_status rk_backend_open(const char *name, int n_threads, const char *isa, rk_backend **out);
+void      rk_backend_close(rk_backend *be);
+bool      rk_backend_has_isa(const char *isa);
+
+/* Put f32 rows into a packed host image (dtype of the backend), rows [row0, row0 + n) of w.
+ * Shapes: src [n][k] row-major; image rk_mat_bytes. Then upload it. */
+void rk_mat_pack(rk_dtype dtype, void *image, int n_total, int k, int row0, int n, const float *src);

@@ -1,0 +1,264 @@
+/* stage.c - see stage.h. Prefill, decode and compression; measurement is in stage_measure.c. */
+#include "pipeline/stage.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "pipeline/stage_internal.h"
+
+rk_kv    *rk_stage_kv(rk_stage *s) { return s->kv; }
+rk_model *rk_stage_model(rk_stage *s) { return s->model; }
+int64_t   rk_stage_weight_bytes(const rk_stage *s) { return rk_model_weight_bytes(s->model); }
+
+static rk_status host_alloc(int64_t n, int64_t size, const char *what, void *slot) {
+    void *p;
+    RK_TRY(rk_mem_alloc(n, size, what, &p));
+    memcpy(slot, &p, sizeof p);
+    return RK_OK;
+}
+
+rk_status rk_stage_dev(rk_stage *s, int64_t bytes, const char *what, void *slot) {
+    void *p;
+    RK_TRY(s->be->ops->alloc(s->be, bytes, what, &p));
+    memcpy(slot, &p, sizeof p);
+    return RK_OK;
+}
+
+static rk_status open_selection(rk_stage *s) {
+    const rk_config *c = &s->cfg;
+    int64_t layers = s->spec.layer_end - s->spec.layer_begin, f = (int64_t)sizeof(float);
+    s->qwin_stride = (int64_t)s->spec.select.window * c->n_heads * c->head_dim;
+    if (!rk_select_needs_scores(&s->spec.select)) return RK_OK;
+    RK_TRY(rk_stage_dev(s, layers * s->spec.max_sequences * s->qwin_stride * f, "window queries",
+                        &s->qwin));
+    RK_TRY(rk_stage_dev(s, c->n_heads * s->spec.max_prompt * f, "window mass", &s->mass));
+    RK_TRY(host_alloc(c->n_heads * s->spec.max_prompt, f, "window mass", &s->mass_host));
+    return host_alloc(c->n_kv_heads * s->spec.max_prompt, f, "selection scores", &s->score);
+}
+
+static rk_status open_buffers(rk_stage *s) {
+    const rk_config *c = &s->cfg;
+    int64_t          rows = s->spec.max_rows, f = (int64_t)sizeof(float);
+    RK_TRY(host_alloc(rows, sizeof(int32_t), "positions", &s->pos));
+    RK_TRY(host_alloc(rows, sizeof(int32_t), "row index", &s->index));
+    RK_TRY(host_alloc(rows, sizeof(rk_seq_rows), "row sets", &s->sets));
+    RK_TRY(host_alloc(2 * rows * c->n_kv_heads, sizeof(rk_span), "spans", &s->spans));
+    RK_TRY(host_alloc(s->spec.max_sequences, sizeof(rk_stage_seq), "sequences", &s->seq));
+    for (int i = 0; i < s->spec.max_sequences; i++)
+        RK_TRY(host_alloc(c->n_layers, sizeof(int32_t), "budgets", &s->seq[i].budget));
+    RK_TRY(host_alloc(c->n_kv_heads * s->spec.max_prompt, sizeof(int32_t), "kept", &s->kept));
+    RK_TRY(open_selection(s));
+    if (!s->spec.last) return RK_OK;
+    s->logit_rows = s->spec.max_response > RK_LOGIT_ROWS ? s->spec.max_response : RK_LOGIT_ROWS;
+    RK_TRY(rk_stage_dev(s, s->logit_rows * c->n_vocab * f, "logits", &s->logits));
+    RK_TRY(rk_stage_dev(s, s->logit_rows * c->d_model * f, "head rows", &s->head_rows));
+    return host_alloc(s->logit_rows * c->n_vocab, f, "logits", &s->logits_host);
+}
+
+rk_status rk_stage_open(rk_backend *be, rk_weights *w, const rk_stage_spec *spec, rk_stage **out) {
+    void *p;
+    *out = NULL;
+    RK_TRY(rk_mem_alloc(1, sizeof(rk_stage), "stage", &p));
+    rk_stage *s = p;
+    rk_status st;
+    s->be = be;
+    s->cfg = *rk_weights_config(w);
+    s->spec = *spec;
+    if (s->spec.max_rows < RK_LOGIT_ROWS) s->spec.max_rows = RK_LOGIT_ROWS;
+    rk_model_spec ms = {.layer_begin = spec->layer_begin,
+                        .layer_end = spec->layer_end,
+                        .has_embed = spec->first,
+                        .has_head = spec->last,
+                        .max_rows = s->spec.max_rows,
+                        .table_positions = spec->max_positions,
+                        .on_loaded = spec->on_loaded,
+                        .arg = spec->arg};
+    RK_TRY_OUT(st, rk_model_open(be, w, &ms, &s->model));
+    RK_TRY_OUT(st, rk_kv_open(be, &s->cfg, spec->layer_begin, spec->layer_end, spec->max_sequences,
+                              &s->kv));
+    RK_TRY_OUT(st, open_buffers(s));
+    *out = s;
+    return RK_OK;
+out:
+    rk_stage_close(s);
+    return st;
+}
+
+void rk_stage_close(rk_stage *s) {
+    if (!s) return;
+    void *dev[] = {s->qwin, s->mass, s->logits, s->head_rows, s->ref_logits, s->kl, s->tail, s->noisy};
+    for (size_t i = 0; i < sizeof dev / sizeof *dev; i++) s->be->ops->release(s->be, dev[i]);
+    for (int i = 0; s->seq && i < s->spec.max_sequences; i++) rk_mem_free(s->seq[i].budget);
+    void *host[] = {s->pos,   s->index,     s->sets,  s->spans, s->seq,
+                    s->kept, s->mass_host, s->score, s->logits_host};
+    for (size_t i = 0; i < sizeof host / sizeof *host; i++) rk_mem_free(host[i]);
+    rk_kv_close(s->kv);
+    rk_model_close(s->model);
+    rk_mem_free(s);
+}
+
+/* A sequence begins: remember its plan, take its pages. */
+static rk_status begin_sequence(rk_stage *s, const rk_record *r, const rk_record_set *set) {
+    rk_stage_seq *q = &s->seq[set->seq];
+    q->n_prompt = set->n_prompt;
+    q->n_new = set->n_new;
+    rk_hash_init(&q->hash);
+    int64_t capacity[4096];
+    RK_ASSERT(s->cfg.n_layers <= 4096);
+    for (int l = 0; l < s->cfg.n_layers; l++) {
+        bool all = l >= r->head.n_budget || r->budget[l] >= set->n_prompt;
+        q->budget[l] = all ? (int32_t)set->n_prompt : r->budget[l];
+        int i = l - s->spec.layer_begin;
+        if (i >= 0 && l < s->spec.layer_end) capacity[i] = set->n_prompt + (all ? set->n_new : 0);
+    }
+    return rk_kv_begin(s->kv, set->seq, capacity);
+}
+
+/* Save the rotated queries of those rows that lie in the observation window. */
+static rk_status save_window(rk_stage *s, int layer, const rk_record_set *set) {
+    const rk_stage_seq *q = &s->seq[set->seq];
+    int64_t w = s->spec.select.window < q->n_prompt ? s->spec.select.window : q->n_prompt;
+    int64_t from = q->n_prompt - w - set->pos0, to = q->n_prompt - set->pos0; /* rows of the set */
+    if (from < 0) from = 0;
+    if (to > set->n_rows) to = set->n_rows;
+    if (!s->qwin || from >= to) return RK_OK;
+    int64_t width = (int64_t)s->cfg.n_heads * s->cfg.head_dim;
+    float  *dst = s->qwin +
+                 ((layer - s->spec.layer_begin) * (int64_t)s->spec.max_sequences + set->seq) *
+                     s->qwin_stride +
+                 (set->pos0 + from - (q->n_prompt - w)) * width;
+    return rk_model_take_q(s->model, set->row0 + (int)from, (int)(to - from), dst);
+}
+
+static rk_status run_layers(rk_stage *s, const rk_record *r, float *x) {
+    int G = s->cfg.n_kv_heads, n = r->head.n_rows;
+    for (int k = 0; k < r->head.n_sets; k++) {
+        const rk_record_set *set = &r->sets[k];
+        for (int i = 0; i < set->n_rows; i++) s->pos[set->row0 + i] = (int32_t)(set->pos0 + i);
+    }
+    for (int l = s->spec.layer_begin; l < s->spec.layer_end; l++) {
+        for (int k = 0; k < r->head.n_sets; k++) {
+            const rk_record_set *set = &r->sets[k];
+            rk_span             *sp = s->spans + (int64_t)k * G;
+            RK_TRY(rk_kv_extend(s->kv, l, set->seq, set->pos0, set->n_rows));
+            s->sets[k] = (rk_seq_rows){.row0 = set->row0,
+                                       .n_rows = set->n_rows,
+                                       .n_spans = rk_kv_chain(s->kv, l, set->seq, sp),
+                                       .spans = sp};
+        }
+        RK_TRY(rk_model_qkv(s->model, l, x, n, RK_ROWS_PLAIN, s->pos, s->sets, r->head.n_sets));
+        for (int k = 0; k < r->head.n_sets; k++) RK_TRY(save_window(s, l, &r->sets[k]));
+        RK_TRY(rk_model_finish(s->model, l, x, n, RK_ROWS_PLAIN, s->sets, r->head.n_sets));
+        if (s->spec.poll) s->spec.poll(s->spec.arg);
+    }
+    return RK_OK;
+}
+
+rk_status rk_stage_logits(rk_stage *s, const float *x, const int32_t *rows, int n, rk_rows_kind kind,
+                          float *logits) {
+    RK_ASSERT(n <= s->logit_rows);
+    RK_TRY(s->be->ops->take_rows(s->be, x, rows, n, s->cfg.d_model, s->head_rows));
+    return rk_model_head(s->model, s->head_rows, n, kind, logits);
+}
+
+static rk_status draw_tokens(rk_stage *s, const rk_record *r, const float *x, rk_stage_drawn *out) {
+    int64_t V = s->cfg.n_vocab;
+    for (int at = 0; at < r->head.n_draws; at += RK_LOGIT_ROWS) {
+        int n = r->head.n_draws - at < RK_LOGIT_ROWS ? r->head.n_draws - at : RK_LOGIT_ROWS;
+        for (int i = 0; i < n; i++) s->index[i] = r->draws[at + i].row;
+        RK_TRY(rk_stage_logits(s, x, s->index, n, RK_ROWS_PLAIN, s->logits));
+        RK_TRY(s->be->ops->download(s->be, s->logits_host, s->logits, n * V * (int64_t)sizeof(float)));
+        for (int i = 0; i < n; i++) {
+            const rk_record_draw *d = &r->draws[at + i];
+            const float          *row = s->logits_host + i * V;
+            rk_stage_seq         *q = &s->seq[d->seq];
+            rk_hash_add(&q->hash, row, (size_t)V * sizeof(float));
+            memset(&out[at + i], 0, sizeof out[at + i]);
+            out[at + i].hash = rk_hash_digest(&q->hash);
+            RK_TRY(rk_sampler_draw(&d->sampler, row, d->n_usable, d->stream, d->step,
+                                   &out[at + i].token));
+        }
+    }
+    return RK_OK;
+}
+
+static rk_status want_logits(rk_stage *s, const rk_record *r, const float *x, float *out) {
+    int64_t V = s->cfg.n_vocab;
+    for (int at = 0; at < r->head.n_want; at += RK_LOGIT_ROWS) {
+        int n = r->head.n_want - at < RK_LOGIT_ROWS ? r->head.n_want - at : RK_LOGIT_ROWS;
+        RK_TRY(rk_stage_logits(s, x, r->want + at, n, RK_ROWS_PLAIN, s->logits));
+        RK_TRY(s->be->ops->download(s->be, out + at * V, s->logits, n * V * (int64_t)sizeof(float)));
+    }
+    return RK_OK;
+}
+
+static rk_status run_rows(rk_stage *s, const rk_record *r, float *x, void *back) {
+    for (int k = 0; r->head.kind == RK_SLOT_PREFILL && k < r->head.n_sets; k++)
+        if (r->sets[k].pos0 == 0) RK_TRY(begin_sequence(s, r, &r->sets[k]));
+    if (s->spec.first) RK_TRY(rk_model_embed(s->model, r->tokens, r->head.n_rows, x));
+    RK_TRY(run_layers(s, r, x));
+    if (s->spec.last && r->head.n_draws) RK_TRY(draw_tokens(s, r, x, back));
+    if (s->spec.last && r->head.n_want) RK_TRY(want_logits(s, r, x, back));
+    return s->be->ops->sync(s->be);
+}
+
+static rk_status compress_layer(rk_stage *s, int layer, int seq) {
+    const rk_stage_seq *q = &s->seq[seq];
+    const rk_config    *c = &s->cfg;
+    int64_t             n = q->n_prompt;
+    int32_t             budget = q->budget[layer];
+    if (budget >= n) return RK_OK;
+    bool scored = rk_select_needs_scores(&s->spec.select);
+    if (scored) {
+        rk_attn_shape sh = rk_model_attn(s->model);
+        int           n_spans = rk_kv_chain(s->kv, layer, seq, s->spans);
+        const float  *qw = s->qwin + ((layer - s->spec.layer_begin) *
+                                         (int64_t)s->spec.max_sequences + seq) * s->qwin_stride;
+        int           w = s->spec.select.window < n ? s->spec.select.window : (int)n;
+        RK_TRY(s->be->ops->window_mass(s->be, &sh, qw, w, s->spans, n_spans, (int32_t)n, s->mass));
+        RK_TRY(s->be->ops->download(s->be, s->mass_host, s->mass,
+                                    c->n_heads * n * (int64_t)sizeof(float)));
+        RK_TRY(rk_select_snap_scores(&s->spec.select, c->n_heads, c->n_kv_heads, n, s->mass_host,
+                                     s->score));
+    }
+    const int32_t *slot[256];
+    int32_t        count[256];
+    RK_ASSERT(c->n_kv_heads <= 256);
+    for (int g = 0; g < c->n_kv_heads; g++) {
+        int32_t *kept = s->kept + g * s->spec.max_prompt;
+        RK_TRY(rk_select_head(&s->spec.select, n, budget, scored ? s->score + g * n : NULL, kept));
+        slot[g] = kept;
+        count[g] = budget;
+    }
+    return rk_kv_compact(s->kv, layer, seq, slot, count, q->n_new);
+}
+
+static rk_status compress(rk_stage *s, const rk_record *r, rk_stage_stored *stat) {
+    int seq = r->sets[0].seq, G = s->cfg.n_kv_heads;
+    if (!rk_kv_in_use(s->kv, seq)) return RK_FAIL(RK_E_BUG, "compress of free sequence %d", seq);
+    for (int l = s->spec.layer_begin; l < s->spec.layer_end; l++) {
+        RK_TRY(compress_layer(s, l, seq));
+        if (s->spec.poll) s->spec.poll(s->spec.arg);
+    }
+    RK_TRY(s->be->ops->sync(s->be));
+    stat->kv_bytes = rk_kv_stored_bytes(s->kv, seq);
+    for (int l = 0; l < s->cfg.n_layers; l++) {
+        int64_t sum = 0;
+        if (l >= s->spec.layer_begin && l < s->spec.layer_end)
+            for (int g = 0; g < G; g++) sum += rk_kv_stored(s->kv, l, seq, g);
+        stat->stored[l] = (int32_t)(sum / G);
+    }
+    return RK_OK;
+}
+
+rk_status rk_stage_run(rk_stage *s, const rk_record *r, float *x, void *back, void *stat) {
+    switch ((rk_slot_kind)r->head.kind) {
+    case RK_SLOT_PREFILL:
+    case RK_SLOT_DECODE: return run_rows(s, r, x, back);
+    case RK_SLOT_COMPRESS: return compress(s, r, stat);
+    case RK_SLOT_MEASURE: return rk_stage_measure(s, r, x, back);
+    case RK_SLOT_FREE: rk_kv_drop(s->kv, r->sets[0].seq); return RK_OK;
+    case RK_SLOT_STOP: return RK_OK;
+    }
+    return RK_FAIL(RK_E_BUG, "slot kind %d", r->head.kind);
+}

@@ -1,0 +1,47 @@
+/* stage.h - one stage's share of a slot: its layers over the slot's rows, its caches, and on the last
+ * stage the head, the drawing of tokens and the KL. Knows no other rank. */
+#pragma once
+#include "core/kvcache.h"
+#include "core/model.h"
+#include "core/select.h"
+#include "pipeline/record.h"
+
+typedef struct rk_stage rk_stage;
+
+typedef struct rk_stage_spec {
+    int     layer_begin, layer_end;
+    bool    first, last;
+    int     max_sequences;
+    int64_t max_rows;             /* in one slot on any layer, forks included */
+    int64_t max_prompt, max_positions;
+    int64_t max_response;         /* T of a measurement; 0: none */
+    rk_select_params select;
+    void (*poll)(void *arg);      /* between layers (may be NULL) */
+    void (*on_loaded)(void *arg, int64_t done, int64_t total);
+    void *arg;
+} rk_stage_spec;
+
+rk_status rk_stage_open(rk_backend *be, rk_weights *w, const rk_stage_spec *spec, rk_stage **out);
+void      rk_stage_close(rk_stage *s);
+
+/* Do the stage's part of a record. x holds the rows that enter (the first stage embeds the record's
+ * tokens into it), and after the call the rows that leave.
+ * Shapes: x dev f32 [max_rows][D]; back (last stage) host, head.back_bytes bytes, and stat host,
+ *         head.stat_bytes bytes, both filled as engine.c lays them out; NULL where 0 */
+rk_status rk_stage_run(rk_stage *s, const rk_record *r, float *x, void *back, void *stat);
+
+rk_kv   *rk_stage_kv(rk_stage *s);
+int64_t  rk_stage_weight_bytes(const rk_stage *s);
+rk_model *rk_stage_model(rk_stage *s);
+
+/* A compression's statistics as they travel. */
+typedef struct rk_stage_stored {
+    int64_t kv_bytes;
+    int32_t stored[]; /* [L], 0 for layers of other stages */
+} rk_stage_stored;
+
+/* What a row's draw returns. */
+typedef struct rk_stage_drawn {
+    uint64_t hash;
+    int32_t  token, reserved;
+} rk_stage_drawn;
