@@ -16,6 +16,18 @@ if(CMAKE_BUILD_TYPE STREQUAL "Asan")
   set(slow 5)
 endif()
 
+# A Python that can read HDF5: the first on PATH need not be the one with the system's packages.
+if(NOT DEFINED RK_PYTHON)
+  set(RK_PYTHON "" CACHE STRING "Python with h5py, for tests")
+  foreach(python python3 /usr/bin/python3)
+    execute_process(COMMAND ${python} -c "import h5py" RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
+    if(NOT failed)
+      set_property(CACHE RK_PYTHON PROPERTY VALUE ${python})
+      break()
+    endif()
+  endforeach()
+endif()
+
 function(rk_test name file labels timeout slots)
   set_property(DIRECTORY ${CMAKE_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
   file(STRINGS ${file} line REGEX "^[ /*#]*label: [a-z]" LIMIT_COUNT 1)
@@ -30,12 +42,15 @@ function(rk_test name file labels timeout slots)
   add_test(NAME ${name} COMMAND bash ${tests}/env.sh ${CMAKE_BINARY_DIR} ${ARGN}
     WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout}
-    PROCESSORS ${slots} SKIP_RETURN_CODE 77)
+    PROCESSORS ${slots} SKIP_RETURN_CODE 77 ENVIRONMENT "RIPPLEKV_PYTHON=${RK_PYTHON}")
 endfunction()
 
-add_library(rk_harness STATIC ${tests}/harness.c)
+# Every other .c in tests/ is help that suites and programs share.
+file(GLOB helpers CONFIGURE_DEPENDS ${tests}/*.c)
+list(REMOVE_ITEM helpers ${tests}/main.c ${suite_sources} ${mpi_sources})
+add_library(rk_harness STATIC ${helpers})
 target_compile_definitions(rk_harness PRIVATE RK_SOURCE_ROOT="${CMAKE_SOURCE_DIR}")
-target_link_libraries(rk_harness PUBLIC rk::cunit)
+target_link_libraries(rk_harness PUBLIC rk::cunit rk::lzma rk_cli)
 
 # suites.inc: one line per suite, read by tests/suites.h.
 set(suites "")
@@ -48,7 +63,7 @@ file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/generated/suites.inc CONTENT "${suites
 
 add_executable(rk_tests ${tests}/main.c ${suite_sources})
 add_dependencies(rk_tests rk_version)
-target_link_libraries(rk_tests PRIVATE rk_harness rk_cli rk::lzma)
+target_link_libraries(rk_tests PRIVATE rk_harness)
 foreach(file ${suite_sources})
   get_filename_component(name ${file} NAME_WE)
   string(REGEX REPLACE "^test_" "" name ${name})
@@ -62,7 +77,7 @@ endforeach()
 foreach(file ${mpi_sources})
   get_filename_component(name ${file} NAME_WE)
   add_executable(${name} ${file})
-  target_link_libraries(${name} PRIVATE rk_harness rk_cli rk::mpi)
+  target_link_libraries(${name} PRIVATE rk_harness rk::mpi)
   foreach(np 1 2 3 4)
     rk_test(${name}_np${np} ${file} mpi 120 2
       ${RK_MPIRUN} -n ${np} ${CMAKE_BINARY_DIR}/${name})

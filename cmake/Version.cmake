@@ -28,4 +28,4 @@ set(version_args
 add_custom_target(rk_version
   COMMAND ${CMAKE_COMMAND} ${version_args} -P ${CMAKE_SOURCE_DIR}/cmake/Version.cmake
   BYPRODUCTS ${CMAKE_BINARY_DIR}/generated/rk_version.h
-  COMMENT "" VERBATIM)
+  COMMENT "Version header" VERBATIM)

@@ -324,7 +324,8 @@ static rk_status post_recv(rk_engine *e, const rk_op *op, rk_pending *pend) {
     switch (op->channel) {
     case RK_CH_PLAN:
         b = op->slot % RK_PLAN_BUFFERS;
-        if (e->plan_recv[b].n_requests) return RK_OK; /* posted when the one before arrived */
+        /* Arrived already, or posted when the one before arrived. */
+        if (op->slot < e->n_slots || e->plan_recv[b].n_requests) return RK_OK;
         RK_TRY(rk_link_wait(e->link, &e->plan_send[b], "the forwarding of a plan record"));
         return rk_link_recv(e->link, RK_CH_PLAN, op->peer, op->slot, e->plan[b], e->plan_bytes,
                             &e->plan_recv[b]);

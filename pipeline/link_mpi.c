@@ -248,8 +248,8 @@ static rk_status op_finish(rk_link *l, rk_link_op *op, const char *what) {
 
 static rk_status fail_late(const rk_link *l, const rk_link_op *op, const char *what, double limit) {
     return RK_FAIL(RK_E_PEER,
-                   "stage %d waits for %s of step %d %s stage %d since %.0f s: that rank is lost or "
-                   "stuck (--timeout SECONDS gives slow work more time)",
+                   "stage %d waits for %s of step %d %s stage %d since %.0f s: that rank is lost "
+                   "or stuck (--timeout SECONDS gives slow work more time)",
                    rk_comm_rank(l->comm), what, op->step, op->is_send ? "to be taken by" : "from",
                    op->peer, limit);
 }

@@ -43,22 +43,29 @@ typedef struct op_list {
 
 rk_status rk_schedule_check(const rk_schedule *s) {
     if (s->n_stages < 1 || s->n_groups < 1)
-        return RK_FAIL(RK_E_USAGE, "a schedule of %d stages with %d groups each: both must be at "
-                       "least 1 (--groups)", s->n_stages, s->n_groups);
+        return RK_FAIL(RK_E_USAGE,
+                       "a schedule of %d stages with %d groups each: both must be at least 1 "
+                       "(--groups)",
+                       s->n_stages, s->n_groups);
     int64_t n = (int64_t)s->n_stages * s->n_groups;
     if (n > s->n_layers)
-        return RK_FAIL(RK_E_USAGE, "%d layers cannot fill %d stages of %d groups: use fewer ranks "
-                       "or fewer --groups", s->n_layers, s->n_stages, s->n_groups);
+        return RK_FAIL(RK_E_USAGE,
+                       "%d layers cannot fill %d stages of %d groups: use fewer ranks or fewer "
+                       "--groups",
+                       s->n_layers, s->n_stages, s->n_groups);
     if (s->d_model < 1 || s->plan_bytes < 0 || !s->begin)
         return RK_FAIL(RK_E_USAGE, "a schedule with d_model %d and plans of %d bytes", s->d_model,
                        s->plan_bytes);
     for (int64_t g = 0; g < n; g++)
         if (s->begin[g + 1] <= s->begin[g])
-            return RK_FAIL(RK_E_USAGE, "group %lld owns layers %d to %d: every group needs at least "
-                           "one (--partition)", (long long)g, s->begin[g], s->begin[g + 1] - 1);
+            return RK_FAIL(RK_E_USAGE,
+                           "group %lld owns layers %d to %d: every group needs at least one "
+                           "(--partition)",
+                           (long long)g, s->begin[g], s->begin[g + 1] - 1);
     if (s->begin[0] != 0 || s->begin[n] != s->n_layers)
-        return RK_FAIL(RK_E_USAGE, "the groups cover layers %d to %d of a model of %d layers "
-                       "(--partition)", s->begin[0], s->begin[n] - 1, s->n_layers);
+        return RK_FAIL(RK_E_USAGE,
+                       "the groups cover layers %d to %d of a model of %d layers (--partition)",
+                       s->begin[0], s->begin[n] - 1, s->n_layers);
     return RK_OK;
 }
 
@@ -74,7 +81,7 @@ int rk_schedule_step(const rk_schedule *s, const rk_op *op) {
     return op->slot;
 }
 
-int rk_schedule_max_ops(const rk_schedule *s) { return 7 * s->n_groups + 2 * s->n_stages + 12; }
+int rk_schedule_max_ops(const rk_schedule *s) { return 5 * s->n_groups + 2 * s->n_stages + 18; }
 
 static void add(op_list *l, rk_op_kind kind, rk_channel ch, int peer, int slot, int group,
                 int64_t bytes) {
@@ -106,7 +113,6 @@ static void add_rows(op_list *l, rk_op_kind kind, int slot, int g) {
 static void add_rows_sent(op_list *l, int64_t k) {
     if (k < 0) return;
     int v = l->s->n_groups, slot = (int)(k / v), round = (int)(k % v);
-    if (slot > l->which) return;
     add_rows(l, RK_OP_WAIT_SEND, slot, round * l->s->n_stages + l->stage + 1);
 }
 
@@ -131,7 +137,7 @@ static void add_results(op_list *l, rk_op_kind kind, int slot) {
 
 /* True if a slot before `before` has already named slot a, so that its result was waited for. */
 static bool was_named(const op_list *l, int a, int before) {
-    for (int i = before - 1; i > a; i--)
+    for (int i = a + 1; i < before; i++)
         if (l->slots[i].after == a) return true;
     return false;
 }

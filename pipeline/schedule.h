@@ -3,7 +3,7 @@
  *
  * Rank 0 turns work into numbered slots (steps). From a slot's shape follow, for every stage, its
  * rows in and out and the ops that it performs: the engine executes these lists, plan prices them,
- * and the checker proves them free of deadlock. A stage owns groups of layers; with v groups a stage
+ * and the checker proves them free of deadlock. A stage owns groups of layers; with v groups each,
  * a slot passes every stage v times, group g on stage g % P (v = 1: once, contiguous layers). */
 #pragma once
 #include "base/err.h"
@@ -77,7 +77,7 @@ int64_t rk_schedule_rows(const rk_slot *slot, int layer);
  * the rest at STOP. slots [n_slots] is the whole list; which is the slot asked for. */
 int rk_schedule_ops(const rk_schedule *s, int stage, const rk_slot *slots, int n_slots, int which,
                     rk_op *out, int cap);
-int rk_schedule_max_ops(const rk_schedule *s); /* 7 * v + 2 * P + 12 */
+int rk_schedule_max_ops(const rk_schedule *s);
 
 typedef struct rk_schedule_report {
     bool   deadlock;

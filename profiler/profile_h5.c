@@ -4,8 +4,9 @@
  * fixed length, attributes inside the root's header, and arrays in chunks whose shape follows from
  * the sizes. Everything carries a checksum (format 1.10 for metadata, Fletcher-32 for data), so a
  * damaged file is refused and not misread.
- * Strings: every text attribute has its full field size, padded with zeros; `command` is cut to
- * COMMAND_SIZE bytes and then ends in "...". */
+ * Strings: hashes, format and units have exactly their length; every other text has its full field
+ * size, ends in a 0 and is padded with zeros. `command` is cut to COMMAND_SIZE - 1 bytes and then
+ * ends in "...". */
 #define _GNU_SOURCE
 #include "profiler/profile_h5.h"
 
@@ -246,9 +247,11 @@ static size_t kind_size(kind k) {
     return k == U8 ? 1 : k == I32 ? 4 : 8;
 }
 
-static hid_t text_type(size_t size) {
+/* exact: every byte is text; else a 0 ends it, so that tools do not print the padding. */
+static hid_t text_type(size_t size, bool exact) {
     hid_t t = H5Tcopy(H5T_C_S1);
-    if (t >= 0 && (H5Tset_size(t, size) < 0 || H5Tset_strpad(t, H5T_STR_NULLPAD) < 0 ||
+    if (t >= 0 && (H5Tset_size(t, size) < 0 ||
+                   H5Tset_strpad(t, exact ? H5T_STR_NULLPAD : H5T_STR_NULLTERM) < 0 ||
                    H5Tset_cset(t, H5T_CSET_UTF8) < 0)) {
         H5Tclose(t);
         return -1;
@@ -310,19 +313,28 @@ static rk_status put(hid_t file, const char *path, const char *name, hid_t ftype
     return st;
 }
 
-/* A text of size bytes in the file, cut at a whole character and marked if it is longer. */
+/* A text of exactly its size, for what has but one length. */
+static rk_status put_exact(hid_t file, const char *path, const char *name, const char *text) {
+    hid_t t = text_type(strlen(text), true);
+    if (t < 0) return fail_write(path, name);
+    rk_status st = put(file, path, name, t, t, 0, text);
+    H5Tclose(t);
+    return st;
+}
+
+/* A text in a field of size bytes, cut at a whole character and marked if it is longer. */
 static rk_status put_text(hid_t file, const char *path, const char *name, size_t size,
                           const char *text) {
     char   buf[COMMAND_SIZE] = {0};
     size_t n = strlen(text);
     RK_ASSERT(size <= sizeof buf);
-    if (n > size) {
-        n = size - 3;
+    if (n > size - 1) {
+        n = size - 1 - 3;
         while (n > 0 && ((unsigned char)text[n] & 0xc0) == 0x80) n--;
         memcpy(buf + n, "...", 3);
     }
     memcpy(buf, text, n);
-    hid_t t = text_type(size);
+    hid_t t = text_type(size, false);
     if (t < 0) return fail_write(path, name);
     rk_status st = put(file, path, name, t, t, 0, buf);
     H5Tclose(t);
@@ -338,7 +350,7 @@ static rk_status put_field(hid_t file, const char *path, const attribute *a, con
         return put_text(file, path, a->name, a->size, field);
     case HEX:
         memcpy(&hash, field, sizeof hash);
-        return put_text(file, path, a->name, HEX_SIZE, rk_hash_hex(hash, hex));
+        return put_exact(file, path, a->name, rk_hash_hex(hash, hex));
     default:
         return put(file, path, a->name, file_type(a->kind), memory_type(a->kind), 0, field);
     }
@@ -346,12 +358,12 @@ static rk_status put_field(hid_t file, const char *path, const attribute *a, con
 
 static rk_status put_attributes(hid_t file, const char *path, const rk_profile *p) {
     const int32_t version = VERSION;
-    RK_TRY(put_text(file, path, "format", strlen(FORMAT), FORMAT));
+    RK_TRY(put_exact(file, path, "format", FORMAT));
     RK_TRY(put(file, path, "format_version", file_type(I32), memory_type(I32), 0, &version));
     for (int i = 0; i < N_ATTRIBUTES; i++) RK_TRY(put_field(file, path, &attributes[i], p));
     RK_TRY(put(file, path, "epsilon", file_type(F64), memory_type(F64), p->n_epsilon, p->epsilon));
     RK_TRY(put_text(file, path, "command", COMMAND_SIZE, p->command ? p->command : ""));
-    return put_text(file, path, "units", strlen(UNITS), UNITS);
+    return put_exact(file, path, "units", UNITS);
 }
 
 /* Creation properties of a dataset: checksummed chunks cut along the first dimension, no times. */

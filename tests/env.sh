@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The environment of every test: env.sh BUILD_DIR COMMAND... runs COMMAND in it.
 #
-# Set for tests: RIPPLEKV_ROOT (source tree), RIPPLEKV_BUILD, RIPPLEKV_BIN (the program), MPIRUN,
-# RIPPLEKV_PYTHON (a Python with h5py, unset if there is none).
+# Set for tests: RIPPLEKV_ROOT (source tree), RIPPLEKV_BUILD, RIPPLEKV_BIN (the program), MPIRUN;
+# by ctest RIPPLEKV_PYTHON (a Python with h5py; empty if there is none).
 # Kept if set: RIPPLEKV_GOLDENS, RIPPLEKV_MODEL (default: the demo model, if it was fetched).
 build=$1
 shift
@@ -12,12 +12,6 @@ MPIRUN=$(command -v mpirun.openmpi || command -v mpirun)
 export MPIRUN
 model=$RIPPLEKV_ROOT/.cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 if [ -z "${RIPPLEKV_MODEL:-}" ] && [ -f "$model" ]; then export RIPPLEKV_MODEL=$model; fi
-for python in "${RIPPLEKV_PYTHON:-}" python3 /usr/bin/python3; do
-    unset RIPPLEKV_PYTHON
-    [ -n "$python" ] && "$python" -c 'import h5py' 2>/dev/null || continue
-    export RIPPLEKV_PYTHON=$python
-    break
-done
 
 # Ranks share the cores of one machine and stay on its loopback.
 export OMPI_MCA_rmaps_base_oversubscribe=1

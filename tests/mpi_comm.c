@@ -19,7 +19,9 @@ static int     rank, size;
         }                                                                                          \
     } while (0)
 
-static unsigned char pattern(int64_t i, int seed) { return (unsigned char)(i * 31 + seed * 7 + i / 251); }
+static unsigned char pattern(int64_t i, int seed) {
+    return (unsigned char)(i * 31 + seed * 7 + i / 251);
+}
 
 static void test_bcast(rk_comm *c) {
     static const int64_t sizes[] = {0, 1, 7, 4096, 100001};

@@ -50,18 +50,22 @@ static rk_tokenizer *open_bytes(const char *name, bool bos) {
     rk_tokenizer *t = NULL;
     FILE         *f = fopen(path, "w");
     if (!f) return NULL;
-    fprintf(f, "{\"version\": \"1.0\", \"normalizer\": null, \"added_tokens\": [{\"id\": %d, "
-               "\"content\": \"<bos>\", \"single_word\": false, \"lstrip\": false, \"rstrip\": "
-               "false, \"normalized\": false, \"special\": true}], ", BOS);
+    fprintf(f,
+            "{\"version\": \"1.0\", \"normalizer\": null, \"added_tokens\": [{\"id\": %d, "
+            "\"content\": \"<bos>\", \"single_word\": false, \"lstrip\": false, \"rstrip\": "
+            "false, \"normalized\": false, \"special\": true}], ",
+            BOS);
     fprintf(f, "\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, "
                "\"trim_offsets\": true, \"use_regex\": true}, \"decoder\": {\"type\": "
                "\"ByteLevel\"}, \"post_processor\": ");
     if (bos)
-        fprintf(f, "{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": "
-                   "\"<bos>\", \"type_id\": 0}}, {\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}], "
-                   "\"pair\": [{\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}, {\"Sequence\": "
-                   "{\"id\": \"B\", \"type_id\": 1}}], \"special_tokens\": {\"<bos>\": {\"id\": "
-                   "\"<bos>\", \"ids\": [%d], \"tokens\": [\"<bos>\"]}}}", BOS);
+        fprintf(f,
+                "{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": "
+                "\"<bos>\", \"type_id\": 0}}, {\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}], "
+                "\"pair\": [{\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}, {\"Sequence\": "
+                "{\"id\": \"B\", \"type_id\": 1}}], \"special_tokens\": {\"<bos>\": {\"id\": "
+                "\"<bos>\", \"ids\": [%d], \"tokens\": [\"<bos>\"]}}}",
+                BOS);
     else
         fprintf(f, "null");
     fprintf(f, ", \"model\": {\"type\": \"BPE\", \"dropout\": null, \"unk_token\": null, "
@@ -158,14 +162,14 @@ static void bos_stands_in_front_of_each(void) {
 static void jsonl(void) {
     rk_calibration c;
     const char    *path = store("a.jsonl", "\xef\xbb\xbf{\"text\": \"abcdefghijklmnop\"}\r\n"
-                                           "\r\n"
-                                           " \t \n"
-                                           "{\"text\": \"short\", \"id\": 7}\n"
-                                           "{\"prompt\": \"pq\", \"response\": \"r\"}\n"
-                                           "{\"response\": \"12345\", \"prompt\": \"abcdefg\"}\n"
-                                           "{\"prompt\": \"\", \"response\": \"r\"}\n"
-                                           "{\"prompt\": \"p\", \"response\": \"\"}\n"
-                                           "{\"text\": \"\\u00e9\\n12345678\"}");
+                                              "\r\n"
+                                              " \t \n"
+                                              "{\"text\": \"short\", \"id\": 7}\n"
+                                              "{\"prompt\": \"pq\", \"response\": \"r\"}\n"
+                                              "{\"response\": \"12345\", \"prompt\": \"abcdefg\"}\n"
+                                              "{\"prompt\": \"\", \"response\": \"r\"}\n"
+                                              "{\"prompt\": \"p\", \"response\": \"\"}\n"
+                                              "{\"text\": \"\\u00e9\\n12345678\"}");
     CU_ASSERT_FATAL(rk_calibration_load(path, plain, 4, 3, 0, &c) == RK_OK);
     CU_ASSERT_FATAL(c.n_samples == 4);
     CU_ASSERT(c.n_skipped == 3);
@@ -198,7 +202,8 @@ static void form_is_told_by_content(void) {
 /* A text keeps its line ends; a byte order mark is no part of it. */
 static void text_bytes(void) {
     rk_calibration c;
-    const char    *path = store("crlf.txt", "\xef\xbb\xbf" "ab\r\n\r\nc\xe2\x82\xac");
+    const char    *path = store("crlf.txt", "\xef\xbb\xbf"
+                                               "ab\r\n\r\nc\xe2\x82\xac");
     CU_ASSERT_FATAL(rk_calibration_load(path, plain, 6, 4, 0, &c) == RK_OK);
     CU_ASSERT(c.n_samples == 1 && is(&c.samples[0], "ab\r\n\r\n", "c\xe2\x82\xac"));
     rk_calibration_free(&c);
@@ -208,7 +213,8 @@ static void hashes(void) {
     rk_calibration a, b;
     const char    *path = store("h.txt", "abcdefghijklmnop");
     CU_ASSERT_FATAL(rk_calibration_load(path, plain, 4, 2, 0, &a) == RK_OK);
-    path = store("h.jsonl", "{\"text\": \"abcdefgh\"}\n{\"text\": \"x\"}\n{\"text\": \"ghijkl\"}\n");
+    path =
+        store("h.jsonl", "{\"text\": \"abcdefgh\"}\n{\"text\": \"x\"}\n{\"text\": \"ghijkl\"}\n");
     CU_ASSERT_FATAL(rk_calibration_load(path, plain, 4, 2, 0, &b) == RK_OK);
     CU_ASSERT(a.n_samples == 2 && b.n_samples == 2 && a.hash == b.hash); /* of used tokens alone */
     CU_ASSERT(a.samples[1].hash == b.samples[1].hash);
@@ -227,7 +233,7 @@ static void huge_line(void) {
     CU_ASSERT_FATAL(rk_mem_alloc(N + 100, 1, "line", &p) == RK_OK);
     char *text = p;
     int   head = sprintf(text, "{\"text\": \"");
-    for (int i = 0; i < N; i++) text[head + i] = i % 7 == 6 ? ' ' : (char)('a' + i % 7);
+    for (int i = 0; i < N; i++) text[head + i] = "abcdef "[i % 7];
     sprintf(text + head + N, "\"}\n{\"text\": \"end end end\"}");
     const char *path = store("huge.jsonl", text);
     CU_ASSERT_FATAL(rk_calibration_load(path, plain, 8, 2, 0, &c) == RK_OK);
@@ -250,8 +256,10 @@ static void refusals(void) {
     CU_ASSERT(fails(RK_E_INPUT, store("e.jsonl", "\n \r\n"), 4, 2, "holds no items"));
     CU_ASSERT(fails(RK_E_INPUT, store("s.jsonl", "{\"text\": \"abcd\"}\n{\"text\": \"ab\"}"), 4, 2,
                     "longest of 2 has 4"));
-    CU_ASSERT(fails(RK_E_INPUT, store("u.txt", "ab\ncd\xff"
-                                               "efgh"), 4, 2, "u.txt line 2: not UTF-8"));
+    CU_ASSERT(fails(RK_E_INPUT,
+                    store("u.txt", "ab\ncd\xff"
+                                   "efgh"),
+                    4, 2, "u.txt line 2: not UTF-8"));
 
     static const struct {
         const char *line, *message;
@@ -283,8 +291,9 @@ static void damaged_bytes(void) {
     char     text[512];
     uint32_t seed = 1;
     int      n_refused = 0;
-    snprintf(text, sizeof text, "%s", "{\"text\": \"abcdefgh\"}\n{\"prompt\": \"abcd\\u00e9\", "
-                                      "\"response\": \"efgh\"}\n\n{\"text\": \"\xe2\x82\xac end\"}");
+    snprintf(text, sizeof text, "%s",
+             "{\"text\": \"abcdefgh\"}\n{\"prompt\": \"abcd\\u00e9\", "
+             "\"response\": \"efgh\"}\n\n{\"text\": \"\xe2\x82\xac end\"}");
     size_t n = strlen(text);
     for (int round = 0; round < 2000; round++) {
         char           bad[512];

@@ -82,7 +82,9 @@ static void open_folder(int i) {
     rk_test_skip(reason);
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(a, b); }
+static int by_name(const void *a, const void *b) {
+    return strcmp(a, b);
+}
 
 /* Find and open the tokenizers once; false where there are none. */
 static bool look(void) {
@@ -220,8 +222,8 @@ static void one_vector(const rk_tokenizer *t, const char *what, const rk_json *r
         size_t size = step == 1 ? 1 : part.n / 2;
         int    k = 0;
         for (size_t at = 0; at < part.n; at += size)
-            parts[k++] = (rk_text_part){part.text + at,
-                                        part.n - at < size ? part.n - at : size, literal};
+            parts[k++] =
+                (rk_text_part){part.text + at, part.n - at < size ? part.n - at : size, literal};
         CU_ASSERT_EQUAL_FATAL(rk_tokenizer_encode(t, parts, k, add, &again, &n_again), RK_OK);
         check(n_again == n && memcmp(ids, again, (size_t)n * sizeof *ids) == 0,
               "%s: other ids in %d parts", what, k);
@@ -236,16 +238,21 @@ static void one_decode(const rk_tokenizer *t, const char *what, const rk_json *r
     void          *p;
     CU_ASSERT_EQUAL_FATAL(rk_mem_alloc(n + 1, sizeof(int32_t), "ids", &p), RK_OK);
     int32_t *ids = p;
-    for (int64_t i = 0; i < n; i++)
-        ids[i] = (int32_t)rk_json_int(rk_json_at(list, (size_t)i), -1);
+    for (int64_t i = 0; i < n; i++) ids[i] = (int32_t)rk_json_int(rk_json_at(list, (size_t)i), -1);
     check_decode(t, what, ids, n, rk_json_bool(rk_json_get(rec, "skip_special"), false),
                  rk_json_get(rec, "decoded"));
     rk_mem_free(ids);
 }
 
-static void test_vectors(void) { run_file("vectors.jsonl", one_vector); }
-static void test_literal(void) { run_file("vectors_literal.jsonl", one_vector); }
-static void test_decode(void) { run_file("decode.jsonl", one_decode); }
+static void test_vectors(void) {
+    run_file("vectors.jsonl", one_vector);
+}
+static void test_literal(void) {
+    run_file("vectors_literal.jsonl", one_vector);
+}
+static void test_decode(void) {
+    run_file("decode.jsonl", one_decode);
+}
 
 /* ---- round trips ---- */
 
@@ -266,13 +273,12 @@ static size_t put_code(char *out, uint32_t c) {
 
 /* Words, blanks, digits, marks and any character of a few blocks, mixed. */
 static size_t random_text(char *out, int n_chars) {
-    static const uint32_t block[][2] = {{0x20, 0x7e},     {0x61, 0x7a},     {0x09, 0x0d},
-                                        {0x20, 0x20},     {0x30, 0x39},     {0xa0, 0x17f},
-                                        {0x300, 0x345},   {0x400, 0x44f},   {0x5d0, 0x5ea},
-                                        {0x905, 0x94d},   {0x1100, 0x11ff}, {0x2000, 0x206f},
-                                        {0x3040, 0x30ff}, {0x4e00, 0x9fff}, {0xac00, 0xd7a3},
-                                        {0xfb00, 0xfb06}, {0xff01, 0xff5e}, {0x1f300, 0x1f64f},
-                                        {0x180e, 0x180e}, {0x10000, 0x10ffff}};
+    static const uint32_t block[][2] = {
+        {0x20, 0x7e},     {0x61, 0x7a},       {0x09, 0x0d},     {0x20, 0x20},
+        {0x30, 0x39},     {0xa0, 0x17f},      {0x300, 0x345},   {0x400, 0x44f},
+        {0x5d0, 0x5ea},   {0x905, 0x94d},     {0x1100, 0x11ff}, {0x2000, 0x206f},
+        {0x3040, 0x30ff}, {0x4e00, 0x9fff},   {0xac00, 0xd7a3}, {0xfb00, 0xfb06},
+        {0xff01, 0xff5e}, {0x1f300, 0x1f64f}, {0x180e, 0x180e}, {0x10000, 0x10ffff}};
     size_t k = 0;
     for (int i = 0; i < n_chars;) {
         const uint32_t *b = block[rng(sizeof block / sizeof *block)];
@@ -308,8 +314,9 @@ static void round_trips(const rk_tokenizer *t, const char *name, bool has_bytes)
         rk_mem_free(text);
     }
     bool nfc = strstr(rk_tokenizer_kind(t), "qwen") != NULL;
-    if (has_bytes) check(nfc ? n_changed < STRINGS : n_changed == 0, "%s: %d strings changed", name,
-                         n_changed);
+    if (has_bytes)
+        check(nfc ? n_changed < STRINGS : n_changed == 0, "%s: %d strings changed", name,
+              n_changed);
 }
 
 static bool has_all_bytes(const rk_tokenizer *t) {
@@ -347,8 +354,8 @@ static void test_invalid_utf8(void) {
             rk_tokenizer_encode(folder[i].t, &want_part, 1, false, &want, &n_want), RK_OK);
         for (size_t at = 0; at < sizeof bad; at++) {
             rk_text_part parts[2] = {{bad, at, false}, {bad + at, sizeof bad - 1 - at, false}};
-            CU_ASSERT_EQUAL_FATAL(
-                rk_tokenizer_encode(folder[i].t, parts, 2, false, &got, &n_got), RK_OK);
+            CU_ASSERT_EQUAL_FATAL(rk_tokenizer_encode(folder[i].t, parts, 2, false, &got, &n_got),
+                                  RK_OK);
             check(n_got == n_want && memcmp(got, want, (size_t)n_got * sizeof *got) == 0,
                   "%s: cut at %zu", folder[i].name, at);
             rk_mem_free(got);
@@ -359,16 +366,17 @@ static void test_invalid_utf8(void) {
 
 /* ---- large texts ---- */
 
-static double time_encode(const rk_tokenizer *t, const char *text, size_t n, int64_t *n_ids) {
+static double time_encode(const rk_tokenizer *t, const char *text, size_t n, bool comes_back) {
     rk_text_part part = {text, n, false};
     int32_t     *ids;
+    int64_t      n_ids;
     double       start = rk_now_s();
-    CU_ASSERT_EQUAL_FATAL(rk_tokenizer_encode(t, &part, 1, false, &ids, n_ids), RK_OK);
+    CU_ASSERT_EQUAL_FATAL(rk_tokenizer_encode(t, &part, 1, false, &ids, &n_ids), RK_OK);
     double took = rk_now_s() - start;
     char  *back;
     size_t n_back;
-    CU_ASSERT_EQUAL_FATAL(rk_tokenizer_decode(t, ids, *n_ids, false, &back, &n_back), RK_OK);
-    CU_ASSERT(n_back == n && memcmp(back, text, n) == 0);
+    CU_ASSERT_EQUAL_FATAL(rk_tokenizer_decode(t, ids, n_ids, false, &back, &n_back), RK_OK);
+    CU_ASSERT(!comes_back || (n_back == n && memcmp(back, text, n) == 0));
     rk_mem_free(back);
     rk_mem_free(ids);
     return took;
@@ -378,7 +386,8 @@ static double time_encode(const rk_tokenizer *t, const char *text, size_t n, int
 static void test_large(void) {
     static const char sentence[] = "The quick brown fox, it's said, jumped over 12 lazy dogs in "
                                    "1931; nobody recalled why.\n\nPerhaps they'd been asleep. ";
-    static const char *const unit[] = {sentence, "a", " ", "\n", "1", "!", "ab", "\xcc\x95\xcc\x80"};
+    static const char *const unit[] = {sentence, "a", " ",  "\n",
+                                       "1",      "!", "ab", "\xcc\x95\xcc\x80"};
     enum { SIZE = 1 << 20, N_UNITS = sizeof unit / sizeof *unit };
     if (!look()) return;
     void *p;
@@ -390,10 +399,9 @@ static void test_large(void) {
         for (int u = 0; u < N_UNITS; u++) {
             size_t len = strlen(unit[u]), n = 0;
             bool   nfc = strstr(rk_tokenizer_kind(folder[i].t), "qwen") != NULL;
-            if (nfc && u == N_UNITS - 1) continue; /* does not come back as it was */
             for (; n < SIZE; n += len) memcpy(text + n, unit[u], len);
-            int64_t n_ids;
-            printf(" %.2f", time_encode(folder[i].t, text, n, &n_ids));
+            bool marks = u == N_UNITS - 1; /* reordered by NFC */
+            printf(" %.2f", time_encode(folder[i].t, text, n, !nfc || !marks));
         }
         printf("\n");
     }
@@ -427,8 +435,9 @@ static void test_model_goldens(void) {
     snprintf(path, sizeof path, "%.4000s/smollm2/prompts.json", goldens);
     if (!check(rk_json_load(path, &j) == RK_OK, "%s", path)) return;
     const rk_json *prompts = rk_json_get(j, "prompts");
-    check(rk_json_len(prompts) > 0, "%s: no prompts", path);
-    for (size_t i = 0; i < rk_json_len(prompts); i++) {
+    size_t         n_prompts = rk_json_len(prompts);
+    check(n_prompts > 0, "%s: no prompts", path);
+    for (size_t i = 0; i < n_prompts; i++) {
         const rk_json *rec = rk_json_at(prompts, i), *text = rk_json_get(rec, "text");
         const char    *id = rk_json_str(rk_json_get(rec, "id"), "?");
         rk_text_part   part = {rk_json_str(text, ""), rk_json_str_len(text), false};
@@ -446,7 +455,7 @@ static void test_model_goldens(void) {
     CU_ASSERT_EQUAL(rk_tokenizer_size(beside), rk_tokenizer_size(t));
     rk_tokenizer_close(beside);
     printf("        %s, %d ids, %zu prompts\n", rk_tokenizer_kind(t), rk_tokenizer_size(t),
-           rk_json_len(prompts));
+           n_prompts);
     rk_tokenizer_close(t);
     rk_gguf_close(g);
 }

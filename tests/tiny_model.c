@@ -1,5 +1,5 @@
-/* tiny_model.c - see tiny_model.h. Names, shapes and row orders stand here a second time on purpose:
- * the readers are tested against them. */
+/* tiny_model.c - see tiny_model.h. Names, shapes and row orders stand here a second time on
+ * purpose: the readers are tested against them. */
 #include "tests/tiny_model.h"
 
 #include <errno.h>
@@ -30,9 +30,15 @@ static void put(blob *b, const void *src, size_t n) {
     b->n += (int64_t)n;
 }
 
-static void put_u32(blob *b, uint32_t v) { put(b, &v, sizeof v); }
-static void put_u64(blob *b, uint64_t v) { put(b, &v, sizeof v); }
-static void put_u16(blob *b, uint16_t v) { put(b, &v, sizeof v); }
+static void put_u32(blob *b, uint32_t v) {
+    put(b, &v, sizeof v);
+}
+static void put_u64(blob *b, uint64_t v) {
+    put(b, &v, sizeof v);
+}
+static void put_u16(blob *b, uint16_t v) {
+    put(b, &v, sizeof v);
+}
 static void put_str(blob *b, const char *s) {
     put_u64(b, strlen(s));
     put(b, s, strlen(s));
@@ -44,7 +50,8 @@ static void align(blob *b, int64_t to) {
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-/* Sizes by letter: V vocabulary, D width, Q query rows, K stored rows, F ffn, d head, 1 a vector. */
+/* Sizes by letter: V vocabulary, D width, Q query rows, K stored rows, F ffn, d head, 1 a vector.
+ */
 static const struct {
     const char *gguf, *hf;
     char        rows, cols;
@@ -70,13 +77,20 @@ static const struct {
 
 static int size_of(const rk_tiny_spec *s, char letter) {
     switch (letter) {
-    case 'V': return RK_TINY_VOCAB;
-    case 'D': return s->d_model;
-    case 'Q': return s->n_heads * s->head_dim;
-    case 'K': return s->n_kv_heads * s->head_dim;
-    case 'F': return s->d_ffn;
-    case 'd': return s->head_dim;
-    default: return 1;
+    case 'V':
+        return RK_TINY_VOCAB;
+    case 'D':
+        return s->d_model;
+    case 'Q':
+        return s->n_heads * s->head_dim;
+    case 'K':
+        return s->n_kv_heads * s->head_dim;
+    case 'F':
+        return s->d_ffn;
+    case 'd':
+        return s->head_dim;
+    default:
+        return 1;
     }
 }
 
@@ -118,7 +132,8 @@ void rk_tiny_values(const rk_tiny_spec *s, rk_role role, int layer, float *out) 
     bool     norm = rows == 1 && strstr(roles[role].hf, "norm");
     double   scale = norm ? 0.1 : rows == 1 ? 0.3 : 1.0 / sqrt((double)cols);
     double   base = !norm ? 0.0 : role == RK_W_OUT_NORM && s->tied ? 0.5 : 1.0;
-    uint64_t state = s->seed * 0x100000001b3ull + (uint64_t)role * 65536u + (uint64_t)(layer + 1);
+    uint64_t state = s->seed * UINT64_C(0x100000001b3);
+    state += ((uint64_t)role << 16) + (uint64_t)(layer + 1);
     if (role == RK_W_EMBED || role == RK_W_HEAD) scale = 0.3;
     for (int64_t i = 0; i < (int64_t)rows * cols; i++) {
         double sum = 0; /* of four uniforms: variance 1/3 */
@@ -201,9 +216,9 @@ static void put_interleaved(blob *b, int type, const float *x, int rows, int col
 
 /* Parts separated by a blank; G stands for the alphabet's letter of the blank byte. */
 static const char *const merges[RK_TINY_MERGES] = {
-    "G t", "G a", "h e", "i n", "r e", "o n", "Gt he", "e r", "G s", "a t",
-    "G w", "G o", "e n", "G c", "i t", "i s", "a n",   "o r", "e s", "G b",
-    "e d", "G f", "in g", "G p", "o u", "Ga n", "a l", "a r", "Gan d",
+    "G t", "G a", "h e",  "i n", "r e", "o n",  "Gt he", "e r", "G s",   "a t",
+    "G w", "G o", "e n",  "G c", "i t", "i s",  "a n",   "o r", "e s",   "G b",
+    "e d", "G f", "in g", "G p", "o u", "Ga n", "a l",   "a r", "Gan d",
 };
 static const char CHATML[] =
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
@@ -397,9 +412,7 @@ rk_status rk_tiny_write_file(const char *path, const void *bytes, int64_t n) {
 /* ---- Hugging Face folder --------------------------------------------------------------------- */
 
 rk_status rk_tiny_model_safetensors_bytes(const rk_tiny_spec *s, uint8_t **bytes, int64_t *n) {
-    const char *dtype = s->type == RK_GGML_F32   ? "F32"
-                        : s->type == RK_GGML_F16 ? "F16"
-                                                 : "BF16";
+    const char *dtype = s->type == RK_GGML_F32 ? "F32" : s->type == RK_GGML_F16 ? "F16" : "BF16";
     blob        data = {0}, file = {0};
     if (s->type != RK_GGML_F32 && s->type != RK_GGML_F16 && s->type != RK_GGML_BF16)
         return RK_FAIL(RK_E_USAGE, "a folder holds F32, F16 or BF16, not %s",

@@ -82,5 +82,5 @@ void rk_err_assert(const char *file, int line, const char *func, const char *wha
     rk_status code = rk_err_fail(RK_E_BUG, file, line, func, "broken invariant: %s", what);
     rk_err_print(&record);
     if (abort_hook) abort_hook(code);
-    _Exit(code);
+    _Exit((int)code);
 }

@@ -8,13 +8,13 @@
 
 #include "base/mem.h"
 
-#define START "<|im_start|>"
-#define END "<|im_end|>"
-#define THINK "<think>"
+#define START     "<|im_start|>"
+#define END       "<|im_end|>"
+#define THINK     "<think>"
 #define END_THINK "</think>"
 
 struct rk_chat {
-    const rk_tokenizer *t; /* must outlive */
+    const rk_tokenizer *t;      /* must outlive */
     char               *system; /* put first when the conversation has none; NULL: nothing */
     bool                bos, drops_thinking;
     int32_t             stop;
@@ -73,8 +73,7 @@ static bool is_chatml(const char *text) {
 
 static rk_status read_template(rk_chat *c, const char *text) {
     static const char remedy[] = "give --chat-template chatml, or prompts as raw text";
-    if (!text || !*text)
-        return RK_FAIL(RK_E_INPUT, "the model has no chat template: %s", remedy);
+    if (!text || !*text) return RK_FAIL(RK_E_INPUT, "the model has no chat template: %s", remedy);
     if (!is_chatml(text))
         return RK_FAIL(RK_E_INPUT,
                        "the model's chat template is not known (only ChatML is; this one begins "
@@ -114,8 +113,12 @@ void rk_chat_close(rk_chat *c) {
     rk_mem_free(c);
 }
 
-const char *rk_chat_name(const rk_chat *c) { return c ? "chatml" : ""; }
-int32_t     rk_chat_stop(const rk_chat *c) { return c->stop; }
+const char *rk_chat_name(const rk_chat *c) {
+    return c ? "chatml" : "";
+}
+int32_t rk_chat_stop(const rk_chat *c) {
+    return c->stop;
+}
 
 /* ---- rendering ---- */
 
@@ -129,7 +132,9 @@ typedef struct part_list {
 static void put(part_list *l, const char *text, size_t n, bool literal) {
     l->at[l->n++] = (rk_text_part){text, n, literal};
 }
-static void put_markup(part_list *l, const char *text) { put(l, text, strlen(text), false); }
+static void put_markup(part_list *l, const char *text) {
+    put(l, text, strlen(text), false);
+}
 
 /* Where sub first (or last) stands in s, or n. */
 static size_t find_in(const char *s, size_t n, const char *sub, bool last) {

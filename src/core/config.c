@@ -50,8 +50,8 @@ static rk_status check_rope(const rk_config *c, const char *origin) {
     RK_TRY(check_above("low_freq_factor", c->rope_low_freq, 0.0, origin));
     RK_TRY(check_above("high_freq_factor", c->rope_high_freq, 0.0, origin));
     if (c->rope_high_freq <= c->rope_low_freq)
-        return RK_FAIL(RK_E_INPUT, "%s: high_freq_factor %g is not above low_freq_factor %g", origin,
-                       c->rope_high_freq, c->rope_low_freq);
+        return RK_FAIL(RK_E_INPUT, "%s: high_freq_factor %g is not above low_freq_factor %g",
+                       origin, c->rope_high_freq, c->rope_low_freq);
     rule r = {"original_max_position_embeddings", c->rope_original_positions, 1, INT32_MAX, 1};
     return check_rule(&r, origin);
 }
@@ -99,7 +99,9 @@ rk_status rk_config_add_stop(rk_config *c, int64_t id, const char *origin) {
 
 /* ---- roles ----------------------------------------------------------------------------------- */
 
-bool rk_role_per_layer(rk_role role) { return role >= RK_W_ATTN_NORM; }
+bool rk_role_per_layer(rk_role role) {
+    return role >= RK_W_ATTN_NORM;
+}
 
 const char *rk_role_name(rk_role role) {
     static const char *const names[RK_W_ROLES] = {
@@ -126,29 +128,46 @@ void rk_role_shape(const rk_config *c, rk_role role, int *rows, int *cols) {
     *cols = c->d_model;
     switch (role) {
     case RK_W_EMBED:
-    case RK_W_HEAD: *rows = c->n_vocab; break;
+    case RK_W_HEAD:
+        *rows = c->n_vocab;
+        break;
     case RK_W_OUT_NORM:
     case RK_W_ATTN_NORM:
-    case RK_W_FFN_NORM: break;
-    case RK_W_Q: *rows = q; break;
+    case RK_W_FFN_NORM:
+        break;
+    case RK_W_Q:
+        *rows = q;
+        break;
     case RK_W_K:
-    case RK_W_V: *rows = kv; break;
+    case RK_W_V:
+        *rows = kv;
+        break;
     case RK_W_O:
         *rows = c->d_model;
         *cols = q;
         break;
     case RK_W_GATE:
-    case RK_W_UP: *rows = c->d_ffn; break;
+    case RK_W_UP:
+        *rows = c->d_ffn;
+        break;
     case RK_W_DOWN:
         *rows = c->d_model;
         *cols = c->d_ffn;
         break;
-    case RK_W_Q_BIAS: *cols = q; break;
+    case RK_W_Q_BIAS:
+        *cols = q;
+        break;
     case RK_W_K_BIAS:
-    case RK_W_V_BIAS: *cols = kv; break;
+    case RK_W_V_BIAS:
+        *cols = kv;
+        break;
     case RK_W_Q_NORM:
-    case RK_W_K_NORM: *cols = c->head_dim; break;
-    case RK_W_ROLES: RK_ASSERT(role != RK_W_ROLES); break;
+    case RK_W_K_NORM:
+        *cols = c->head_dim;
+        break;
+    case RK_W_ROLES:
+        RK_ASSERT(role != RK_W_ROLES);
+        break;
     }
 }
 
@@ -180,22 +199,6 @@ void rk_config_rope_table(const rk_config *c, int64_t first, int64_t n, float *o
     }
 }
 
-/* The thresholds of the rule matter only through original / low and original / high, so low is set
- * to a small integer that makes original one, if there is such. */
-static bool set_llama3(rk_config *c, double old_by_low, double high_by_low) {
-    enum { MAX_LOW = 8, HIGH_STEPS = 16 };
-    for (int low = 1; low <= MAX_LOW; low++) {
-        double old = old_by_low * low, high = high_by_low * low;
-        double old_near = round(old), high_near = round(high * HIGH_STEPS) / HIGH_STEPS;
-        if (fabs(old - old_near) > 1e-3 * old || old_near < 1 || old_near > INT32_MAX) continue;
-        c->rope_original_positions = (int64_t)old_near;
-        c->rope_low_freq = low;
-        c->rope_high_freq = fabs(high - high_near) < 1e-3 * high ? high_near : high;
-        return true;
-    }
-    return false;
-}
-
 /* A table made in f32 arithmetic is off by a few units in the last place. */
 static bool fits(const rk_config *c, const float *factor) {
     const double tolerance = 1e-5;
@@ -206,47 +209,76 @@ static bool fits(const rk_config *c, const float *factor) {
     return true;
 }
 
-/* Find original / low and high / low where the table's blended part (between the indices lo and hi,
- * both blended) fixes them, or where it leaves a choice, with the usual high = 4 low. */
+/* The thresholds of the rule matter only through original / low and high / low: low is set to a
+ * small integer that makes original one, where there is such, else to what a fixed original asks.
+ */
+static bool try_llama3(rk_config *c, const float *factor, double old_by_low, double high_by_low) {
+    enum { MAX_LOW = 8, HIGH_STEPS = 16, SOME_ORIGINAL = 8192 };
+    const double near = 1e-3;
+    for (int low = 1; low <= MAX_LOW; low++) {
+        double old = old_by_low * low, high = high_by_low * low;
+        double old_near = round(old), high_near = round(high * HIGH_STEPS) / HIGH_STEPS;
+        if (fabs(old - old_near) > near * old || fabs(high - high_near) > near * high) continue;
+        if (old_near < 1 || old_near > INT32_MAX) continue;
+        c->rope_original_positions = (int64_t)old_near;
+        c->rope_low_freq = low;
+        c->rope_high_freq = high_near;
+        if (fits(c, factor)) return true;
+    }
+    c->rope_original_positions = SOME_ORIGINAL;
+    c->rope_low_freq = SOME_ORIGINAL / old_by_low;
+    c->rope_high_freq = c->rope_low_freq * high_by_low;
+    return fits(c, factor);
+}
+
+/* Find thresholds from the blended frequencies, of which lo and hi are the first and the last and
+ * which begin after the first lo that keep their speed. Two or more fix them, fewer leave a choice.
+ */
 static bool fit_thresholds(rk_config *c, const float *factor, int lo, int hi, int n_blended) {
-    const double usual = 4.0, k = c->rope_factor;
-    if (n_blended == 0) { /* no wave falls between: any original does that keeps it so */
-        for (int64_t old = 1; old <= INT32_MAX; old *= 2)
-            if (set_llama3(c, (double)old, usual) && fits(c, factor)) return true;
-        return false;
+    static const double ratios[] = {4, 2, 8, 1.5, 16, 1.2, 32, 64};
+    const double        k = c->rope_factor;
+    if (n_blended == 0) { /* thresholds just within the last plain and the first slowed wave */
+        double shorter = lo > 0 ? TWO_PI / plain_speed(c, lo - 1) : 1.0;
+        double longer = TWO_PI / plain_speed(c, lo), inset = sqrt(sqrt(longer / shorter));
+        return try_llama3(c, factor, longer / inset, longer / shorter / (inset * inset));
     }
     double x0 = plain_speed(c, lo) / TWO_PI, x1 = plain_speed(c, hi) / TWO_PI;
     double b0 = (1.0 / (double)factor[lo] - 1.0 / k) / (1.0 - 1.0 / k);
     double b1 = (1.0 / (double)factor[hi] - 1.0 / k) / (1.0 - 1.0 / k);
-    if (n_blended == 1) return set_llama3(c, (b0 * (usual - 1.0) + 1.0) / x0, usual);
-    /* blend = slope / wave - start, slope = original / (high - low), start = low / (high - low) */
-    double slope = (b0 - b1) / (x0 - x1), start = slope * x0 - b0;
-    return start > 0 && isfinite(slope) && set_llama3(c, slope / start, 1.0 + 1.0 / start);
+    if (n_blended > 1) {
+        /* blend = slope / wave - start; slope, start = original, low, each / (high - low) */
+        double slope = (b0 - b1) / (x0 - x1), start = slope * x0 - b0;
+        if (!(start > 0) || !(slope > 0) || !isfinite(slope)) return false;
+        return try_llama3(c, factor, slope / start, 1.0 + 1.0 / start);
+    }
+    for (size_t i = 0; i < sizeof ratios / sizeof ratios[0]; i++)
+        if (try_llama3(c, factor, (b0 * (ratios[i] - 1.0) + 1.0) / x0, ratios[i])) return true;
+    return false;
 }
 
 rk_status rk_config_fit_rope(rk_config *c, const float *factor, const char *origin) {
     const double edge = 1e-5;
-    int          n = c->head_dim / 2, lo = -1, hi = -1, n_blended = 0, n_one = 0;
+    int          n = c->head_dim / 2, lo = 0, hi = 0, n_blended = 0;
     double       k = (double)factor[n - 1];
+    bool         ok = k > 0 && isfinite(k);
     c->rope_scaling = RK_ROPE_LLAMA3;
     c->rope_factor = fabs(k - round(k)) < edge * k ? round(k) : k;
-    for (int i = 0; i < n; i++) {
-        double f = (double)factor[i];
-        if (fabs(f - 1.0) <= edge) n_one++;
-        if (fabs(f - 1.0) <= edge || fabs(f - k) <= edge * k) continue;
-        if (lo < 0) lo = i;
+    while (ok && lo < n && fabs((double)factor[lo] - 1.0) <= edge) lo++;
+    for (int i = lo; i < n; i++) {
+        if (fabs((double)factor[i] - k) <= edge * k) continue;
         hi = i;
         n_blended++;
     }
-    if (n_one == n) {
+    if (lo == n) {
         c->rope_scaling = RK_ROPE_PLAIN;
         c->rope_factor = 0;
-        return RK_OK;
+    } else if (lo == 0 && n_blended == 0) {
+        c->rope_scaling = RK_ROPE_LINEAR;
+        ok = ok && fits(c, factor);
+    } else {
+        ok = ok && fit_thresholds(c, factor, lo, hi, n_blended);
     }
-    if (n_one == 0 && n_blended == 0) c->rope_scaling = RK_ROPE_LINEAR;
-    bool ok = k > 0 && isfinite(k) &&
-              (c->rope_scaling == RK_ROPE_LINEAR || fit_thresholds(c, factor, lo, hi, n_blended));
-    if (!ok || !fits(c, factor))
+    if (!ok)
         return RK_FAIL(RK_E_INPUT,
                        "%s: the factors in rope_freqs.weight are not those of a llama3 scaling; "
                        "other kinds are not computed: use the model's Hugging Face folder",
@@ -256,7 +288,9 @@ rk_status rk_config_fit_rope(rk_config *c, const float *factor, const char *orig
 
 /* ---- shape hash ------------------------------------------------------------------------------ */
 
-static void add_text(rk_hash_state *h, const char *text) { rk_hash_add(h, text, strlen(text)); }
+static void add_text(rk_hash_state *h, const char *text) {
+    rk_hash_add(h, text, strlen(text));
+}
 
 /* A GGUF file holds reals as f32, so that is what two forms of a model agree on. Rotation enters as
  * the factors themselves: files name the same scaling differently. */

@@ -1,5 +1,5 @@
-/* dequant.h - sizes of the ggml types that are read. Internal to core; values are turned into f32 by
- * rk_ggml_dequant of gguf.h. */
+/* dequant.h - sizes of the ggml types that are read. Internal to core; values are turned into f32
+ * by rk_ggml_dequant of gguf.h. */
 #pragma once
 #include "core/gguf.h"
 

@@ -20,9 +20,9 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are copied as
 enum {
     VERSION = 3,
     MAX_RANK = 4,
-    MAX_NAME = 255,    /* the format allows 64 for tensors; some writers use more */
-    MAX_KEY = 65535,   /* the format's limit */
-    MAX_NESTING = 8,   /* arrays in arrays; no known writer nests at all */
+    MAX_NAME = 255,  /* the format allows 64 for tensors; some writers use more */
+    MAX_KEY = 65535, /* the format's limit */
+    MAX_NESTING = 8, /* arrays in arrays; no known writer nests at all */
     MIN_KEY_BYTES = 8 + 4 + 1,
     MIN_INFO_BYTES = 8 + 4 + 4 + 8,
     MAX_KEYS = 1 << 16, /* bounds of what is allocated on the word of a count */
@@ -32,18 +32,30 @@ enum {
 };
 
 typedef enum kind {
-    K_U8, K_I8, K_U16, K_I16, K_U32, K_I32, K_F32, K_BOOL, K_STRING, K_ARRAY, K_U64, K_I64, K_F64,
+    K_U8,
+    K_I8,
+    K_U16,
+    K_I16,
+    K_U32,
+    K_I32,
+    K_F32,
+    K_BOOL,
+    K_STRING,
+    K_ARRAY,
+    K_U64,
+    K_I64,
+    K_F64,
     K_COUNT,
 } kind;
 static const int kind_bytes[K_COUNT] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
 typedef struct entry {
     char          *key;
-    kind           kind, elem;   /* elem: of an array */
-    int64_t        n;            /* elements of an array, bytes of a string */
-    const uint8_t *raw;          /* a number, or an array of numbers, in the mapping */
-    char          *text;         /* the string, or an array's strings one after another */
-    int64_t       *at;           /* [n + 1] starts within text; each string ends in a NUL */
+    kind           kind, elem; /* elem: of an array */
+    int64_t        n;          /* elements of an array, bytes of a string */
+    const uint8_t *raw;        /* a number, or an array of numbers, in the mapping */
+    char          *text;       /* the string, or an array's strings one after another */
+    int64_t       *at;         /* [n + 1] starts within text; each string ends in a NUL */
 } entry;
 
 struct rk_gguf {
@@ -400,7 +412,9 @@ void rk_gguf_close(rk_gguf *g) {
     rk_mem_free(g);
 }
 
-int rk_gguf_n_tensors(const rk_gguf *g) { return g->n_tensors; }
+int rk_gguf_n_tensors(const rk_gguf *g) {
+    return g->n_tensors;
+}
 
 const rk_gguf_tensor *rk_gguf_tensor_at(const rk_gguf *g, int i) {
     RK_ASSERT(i >= 0 && i < g->n_tensors);
@@ -420,7 +434,9 @@ const rk_gguf_tensor *rk_gguf_find(const rk_gguf *g, const char *name) {
     return NULL;
 }
 
-const char *rk_gguf_path(const rk_gguf *g) { return g->path; }
+const char *rk_gguf_path(const rk_gguf *g) {
+    return g->path;
+}
 
 static const entry *get(const rk_gguf *g, const char *key) {
     int64_t lo = 0, hi = g->n_entries;
@@ -440,12 +456,17 @@ static const entry *get(const rk_gguf *g, const char *key) {
 static bool read_int(kind k, const uint8_t *p, int64_t *out) {
     uint64_t u = 0;
     switch (k) {
-    case K_U8: case K_U16: case K_U32: case K_U64:
+    case K_U8:
+    case K_U16:
+    case K_U32:
+    case K_U64:
         memcpy(&u, p, (size_t)kind_bytes[k]);
         if (u > INT64_MAX) return false;
         *out = (int64_t)u;
         return true;
-    case K_I8: *out = (int8_t)p[0]; return true;
+    case K_I8:
+        *out = (int8_t)p[0];
+        return true;
     case K_I16: {
         int16_t v;
         memcpy(&v, p, sizeof v);
@@ -458,8 +479,16 @@ static bool read_int(kind k, const uint8_t *p, int64_t *out) {
         *out = v;
         return true;
     }
-    case K_I64: memcpy(out, p, 8); return true;
-    case K_F32: case K_F64: case K_BOOL: case K_STRING: case K_ARRAY: case K_COUNT: break;
+    case K_I64:
+        memcpy(out, p, 8);
+        return true;
+    case K_F32:
+    case K_F64:
+    case K_BOOL:
+    case K_STRING:
+    case K_ARRAY:
+    case K_COUNT:
+        break;
     }
     return false;
 }
@@ -480,7 +509,9 @@ static bool read_num(kind k, const uint8_t *p, double *out) {
     return true;
 }
 
-bool rk_gguf_has(const rk_gguf *g, const char *key) { return get(g, key) != NULL; }
+bool rk_gguf_has(const rk_gguf *g, const char *key) {
+    return get(g, key) != NULL;
+}
 
 const char *rk_gguf_str(const rk_gguf *g, const char *key, const char *dflt) {
     const entry *e = get(g, key);

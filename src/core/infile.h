@@ -1,5 +1,5 @@
-/* infile.h - what the readers of model files share: a read-only mapping, and names made fit to print.
- * Internal to core. */
+/* infile.h - what the readers of model files share: a read-only mapping, and names made fit to
+ * print. Internal to core. */
 #pragma once
 #include "base/err.h"
 
@@ -26,5 +26,6 @@ rk_status rk_infile_join(const char *folder, const char *name, char out[RK_PATH_
  * ASCII as '?'. Returns buf. */
 const char *rk_infile_shown(const char *s, char buf[RK_SHOWN]);
 
-/* True for 1 .. max printable ASCII characters without a blank: what a name of a tensor or key is. */
+/* True for 1 .. max printable ASCII characters without a blank: what a name of a tensor or key is.
+ */
 bool rk_infile_is_name(const char *s, size_t n, size_t max);

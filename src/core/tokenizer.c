@@ -174,8 +174,7 @@ static rk_status raw_gap(encode_run *r, const rk_marked *x, size_t lo, size_t hi
         if (st == RK_OK) st = cut(r, &t->normalized, &y, 0, y.n, split_gap);
     } else {
         st = rk_nfc(x->p + lo, hi - lo, &y.p, &y.n);
-        if (st == RK_OK)
-            st = y.p ? split_gap(r, &y, 0, y.n) : split_gap(r, x, lo, hi);
+        if (st == RK_OK) st = y.p ? split_gap(r, &y, 0, y.n) : split_gap(r, x, lo, hi);
     }
     marked_free(&y);
     RK_TRY(st);
@@ -269,10 +268,18 @@ rk_status rk_tokenizer_decode(const rk_tokenizer *t, const int32_t *ids, int64_t
 
 /* ---- the rest ---- */
 
-int         rk_tokenizer_size(const rk_tokenizer *t) { return t->bpe.vocab.n_ids; }
-size_t      rk_tokenizer_max_bytes(const rk_tokenizer *t) { return (size_t)t->bpe.vocab.max_len; }
-int32_t     rk_tokenizer_bos(const rk_tokenizer *t) { return t->n_before ? t->before[0] : -1; }
-const char *rk_tokenizer_kind(const rk_tokenizer *t) { return t->kind; }
+int rk_tokenizer_size(const rk_tokenizer *t) {
+    return t->bpe.vocab.n_ids;
+}
+size_t rk_tokenizer_max_bytes(const rk_tokenizer *t) {
+    return (size_t)t->bpe.vocab.max_len;
+}
+int32_t rk_tokenizer_bos(const rk_tokenizer *t) {
+    return t->n_before ? t->before[0] : -1;
+}
+const char *rk_tokenizer_kind(const rk_tokenizer *t) {
+    return t->kind;
+}
 
 const char *rk_tokenizer_bytes(const rk_tokenizer *t, int32_t id, size_t *n) {
     const rk_vocab *v = &t->bpe.vocab;

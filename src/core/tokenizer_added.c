@@ -113,8 +113,8 @@ bool rk_cutter_next(rk_cutter *c, rk_range *found, int32_t *id) {
         }
         c->scan = m.end;
         if (c->added[k].single_word && !stands_alone(c, &m)) continue;
-        size_t lo = c->lit && x->literal[c->lit - 1].end > c->done ? x->literal[c->lit - 1].end
-                                                                    : c->done;
+        size_t lo =
+            c->lit && x->literal[c->lit - 1].end > c->done ? x->literal[c->lit - 1].end : c->done;
         if (m.begin < c->done) m.begin = c->done; /* rstrip of the one before took some of it */
         if (m.end < c->done) m.end = c->done;
         strip(c, &c->added[k], &m, lo, limit);

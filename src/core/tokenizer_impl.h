@@ -19,7 +19,7 @@ typedef enum rk_utf8_kind { RK_UTF8_VALID, RK_UTF8_INVALID, RK_UTF8_CUT } rk_utf
 rk_utf8_kind rk_utf8_scan(const char *p, size_t n, size_t *len);
 uint32_t     rk_utf8_code(const char *p, size_t len); /* of a valid sequence */
 bool         rk_is_space(uint32_t code);              /* Unicode's White_Space */
-#define RK_UTF8_BAD "\xef\xbf\xbd"                     /* U+FFFD */
+#define RK_UTF8_BAD "\xef\xbf\xbd"                    /* U+FFFD */
 
 /* ---- growing arrays ---- */
 
@@ -37,12 +37,12 @@ enum {
 };
 
 typedef struct rk_vocab {
-    char     *bytes;          /* of all tokens, in a row; room bytes_cap */
+    char     *bytes; /* of all tokens, in a row; room bytes_cap */
     int64_t   n_bytes, bytes_cap;
-    uint32_t *at;             /* [n_ids] where a token's bytes begin */
-    int32_t  *len;            /* [n_ids], -1: the id has no token */
+    uint32_t *at;  /* [n_ids] where a token's bytes begin */
+    int32_t  *len; /* [n_ids], -1: the id has no token */
     int32_t   n_ids;
-    int32_t  *slot;           /* hash of the model's own tokens by bytes: id + 1, 0 empty */
+    int32_t  *slot; /* hash of the model's own tokens by bytes: id + 1, 0 empty */
     uint32_t  mask;
     int32_t   max_len;
 } rk_vocab;
@@ -169,13 +169,13 @@ typedef struct rk_split_rule {
     const char *regex[2];
     bool        nfc, ignore_merges, add_bos;
 } rk_split_rule;
-extern const char rk_regex_gpt2[];
-extern const char rk_regex_digit[], rk_regex_digits[];
+extern const char    rk_regex_gpt2[];
+extern const char    rk_regex_digit[], rk_regex_digits[];
 /* The first rule with these steps, NULL if there is none. */
 const rk_split_rule *rk_split_rule_like(const char *const *regex, int n_steps);
 
 /* Alphabet string to bytes (at most as many), into buf of n; -1 if a character is outside. */
-int64_t rk_alphabet_bytes(const char *s, size_t n, char *buf);
+int64_t   rk_alphabet_bytes(const char *s, size_t n, char *buf);
 /* Merge "left right" number rank, both in the alphabet. */
 rk_status rk_load_merge(rk_bpe *b, const char *origin, int32_t rank, const char *left,
                         size_t n_left, const char *right, size_t n_right);

@@ -22,9 +22,15 @@ typedef struct loader {
     size_t        longest;
 } loader;
 
-static const char *type_of(const rk_json *j) { return rk_json_str(rk_json_get(j, "type"), ""); }
-static bool        is(const rk_json *j, const char *type) { return strcmp(type_of(j), type) == 0; }
-static bool absent(const rk_json *j) { return !j || rk_json_kind_of(j) == RK_JSON_NULL; }
+static const char *type_of(const rk_json *j) {
+    return rk_json_str(rk_json_get(j, "type"), "");
+}
+static bool is(const rk_json *j, const char *type) {
+    return strcmp(type_of(j), type) == 0;
+}
+static bool absent(const rk_json *j) {
+    return !j || rk_json_kind_of(j) == RK_JSON_NULL;
+}
 static bool flag(const rk_json *j, const char *key, bool dflt) {
     return rk_json_bool(rk_json_get(j, key), dflt);
 }
@@ -59,8 +65,7 @@ static rk_status load_normalizer(loader *l, const rk_json *j, int depth) {
 }
 
 static rk_status add_step(loader *l, const char *regex) {
-    if (l->n_steps == RK_SPLIT_STEPS)
-        return refuse(l, "pre_tokenizer", "with more than 8 steps");
+    if (l->n_steps == RK_SPLIT_STEPS) return refuse(l, "pre_tokenizer", "with more than 8 steps");
     l->regex[l->n_steps++] = regex;
     return RK_OK;
 }
@@ -201,7 +206,7 @@ static rk_status load_one_added(loader *l, const rk_json *j) {
     const char *have = rk_tokenizer_bytes(l->t, a.id, &len);
     bool        same = have && len == n && memcmp(have, content, n) == 0;
     if (n == 0) return RK_OK; /* never matches */
-    if (have && !same) { /* in the vocabulary it may stand in the alphabet */
+    if (have && !same) {      /* in the vocabulary it may stand in the alphabet */
         int64_t k = rk_alphabet_bytes(content, n, l->buf);
         if (k < 0 || (size_t)k != len || memcmp(have, l->buf, len) != 0)
             return RK_FAIL(RK_E_INPUT,
@@ -227,8 +232,7 @@ static rk_status load_tokens(loader *l, const rk_json *vocab, const rk_json *add
     }
     if (l->n_ids == 0) return damaged(l, "model.vocab is empty");
     if (l->n_bytes > UINT32_MAX) return damaged(l, "the tokens have more than 4 GiB of text");
-    RK_TRY(rk_load_room(l->t, l->n_ids, (int64_t)rk_json_len(vocab), l->n_bytes,
-                        (int64_t)n_added));
+    RK_TRY(rk_load_room(l->t, l->n_ids, (int64_t)rk_json_len(vocab), l->n_bytes, (int64_t)n_added));
     void *p;
     RK_TRY(rk_mem_alloc((int64_t)l->longest + 1, 1, "token text", &p));
     l->buf = p;
@@ -240,7 +244,9 @@ static rk_status load_tokens(loader *l, const rk_json *vocab, const rk_json *add
 
 /* ---- model ---- */
 
-static bool nonempty(const rk_json *j) { return *rk_json_str(j, ""); }
+static bool nonempty(const rk_json *j) {
+    return *rk_json_str(j, "");
+}
 
 static rk_status check_model(const loader *l, const rk_json *root, const rk_json *m) {
     const rk_json *type = rk_json_get(m, "type");

@@ -128,7 +128,7 @@ rk_status rk_load_merge(rk_bpe *b, const char *origin, int32_t rank, const char 
 /* ---- GGUF ---- */
 
 #define K_TOKENS "tokenizer.ggml.tokens"
-#define K_TYPES "tokenizer.ggml.token_type"
+#define K_TYPES  "tokenizer.ggml.token_type"
 #define K_MERGES "tokenizer.ggml.merges"
 
 /* Numbers of token_type. */
@@ -177,8 +177,9 @@ static rk_status gguf_token(rk_tokenizer *t, const rk_gguf *g, int32_t id, char 
         return RK_OK;
     }
     if (type != TYPE_UNKNOWN && type != TYPE_CONTROL && type != TYPE_USER)
-        return RK_FAIL(RK_E_INPUT, "%s: token %d has the type %lld in " K_TYPES
-                                   ", which a byte-level tokenizer does not have",
+        return RK_FAIL(RK_E_INPUT,
+                       "%s: token %d has the type %lld in " K_TYPES
+                       ", which a byte-level tokenizer does not have",
                        rk_gguf_path(g), id, (long long)type);
     rk_vocab_put(v, id, s, n, false);
     rk_added a = {.id = id, .special = type != TYPE_USER};
@@ -227,8 +228,9 @@ static rk_status gguf_merges(rk_bpe *b, const rk_gguf *g) {
         const char *s = rk_gguf_arr_str(g, K_MERGES, i, &len);
         const char *gap = s ? memchr(s, ' ', len) : NULL;
         if (!gap)
-            return RK_FAIL(RK_E_INPUT, "%s: entry %d of " K_MERGES " is not two strings with a "
-                                       "space between",
+            return RK_FAIL(RK_E_INPUT,
+                           "%s: entry %d of " K_MERGES " is not two strings with a "
+                           "space between",
                            path, i);
         size_t n_left = (size_t)(gap - s);
         RK_TRY(rk_load_merge(b, path, i, s, n_left, gap + 1, len - n_left - 1));
@@ -237,14 +239,14 @@ static rk_status gguf_merges(rk_bpe *b, const rk_gguf *g) {
 }
 
 /* Ids that the post-processor adds: flag says whether, key which. */
-static rk_status gguf_template(const rk_tokenizer *t, const rk_gguf *g, const char *flag,
-                               bool dflt, const char *key, int32_t *to, int *n) {
+static rk_status gguf_template(const rk_tokenizer *t, const rk_gguf *g, const char *flag, bool dflt,
+                               const char *key, int32_t *to, int *n) {
     if (!rk_gguf_bool(g, flag, dflt)) return RK_OK;
     int64_t id = rk_gguf_int(g, key, -1);
     size_t  unused;
     if (id < 0 || id > INT32_MAX || !rk_tokenizer_bytes(t, (int32_t)id, &unused))
-        return RK_FAIL(RK_E_INPUT, "%s: %s asks for a token that %s does not name",
-                       rk_gguf_path(g), flag, key);
+        return RK_FAIL(RK_E_INPUT, "%s: %s asks for a token that %s does not name", rk_gguf_path(g),
+                       flag, key);
     to[(*n)++] = (int32_t)id;
     return RK_OK;
 }
@@ -262,8 +264,8 @@ rk_status rk_tokenizer_open_gguf(const rk_gguf *g, rk_tokenizer **out) {
     rk_bpe_index_bytes(&t->bpe);
     t->bpe.ignore_merges = rule->ignore_merges;
     RK_TRY_OUT(st, gguf_merges(&t->bpe, g));
-    RK_TRY_OUT(st, rk_splitter_open(rule->regex, rule->regex[1] ? 2 : 1, rk_gguf_path(g),
-                                    &t->split));
+    RK_TRY_OUT(st,
+               rk_splitter_open(rule->regex, rule->regex[1] ? 2 : 1, rk_gguf_path(g), &t->split));
     RK_TRY_OUT(st, gguf_template(t, g, "tokenizer.ggml.add_bos_token", rule->add_bos,
                                  "tokenizer.ggml.bos_token_id", t->before, &t->n_before));
     RK_TRY_OUT(st, gguf_template(t, g, "tokenizer.ggml.add_eos_token", false,

@@ -22,7 +22,7 @@
     "\\x{2060}-\\x{2FFF}\\x{3001}-\\x{10FFFF}"
 
 typedef struct step {
-    pcre2_code *code; /* NULL: put a space before the piece */
+    pcre2_code *code;  /* NULL: put a space before the piece */
     char       *regex; /* as in the file, for messages */
 } step;
 
@@ -107,8 +107,7 @@ static rk_status compile(rk_splitter *s, step *to, const char *regex, const char
     PCRE2_SIZE             at;
     pcre2_compile_context *cc = pcre2_compile_context_create(s->memory);
     uint32_t               flags = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE;
-    if (cc)
-        to->code = pcre2_compile(pattern, PCRE2_ZERO_TERMINATED, flags, &code, &at, cc);
+    if (cc) to->code = pcre2_compile(pattern, PCRE2_ZERO_TERMINATED, flags, &code, &at, cc);
     pcre2_compile_context_free(cc);
     rk_mem_free(pattern);
     if (!cc || (!to->code && code == PCRE2_ERROR_HEAP_FAILED))
@@ -186,7 +185,7 @@ static rk_status next_match(rk_split_run *r, int i, const char *text, size_t n, 
                             rk_range *m, bool *found) {
     const step *s = &r->s->step[i];
     uint32_t    flags = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
-    int rc = pcre2_match(s->code, (PCRE2_SPTR)text, n, from, flags, r->match[i], NULL);
+    int         rc = pcre2_match(s->code, (PCRE2_SPTR)text, n, from, flags, r->match[i], NULL);
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT) /* the interpreter's stack is the heap */
         rc = pcre2_match(s->code, (PCRE2_SPTR)text, n, from, flags | PCRE2_NO_JIT, r->match[i],
                          NULL);
@@ -263,8 +262,10 @@ bool rk_is_word(uint32_t c) {
     case UTF8PROC_CATEGORY_ME:
     case UTF8PROC_CATEGORY_ND:
     case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC: return true;
-    default: return c == 0x200c || c == 0x200d; /* the joiners */
+    case UTF8PROC_CATEGORY_PC:
+        return true;
+    default:
+        return c == 0x200c || c == 0x200d; /* the joiners */
     }
 }
 
@@ -273,10 +274,9 @@ bool rk_is_word(uint32_t c) {
 /* Ranges in which every character is its own NFC and never composes with one before it (from the
  * Unicode data): text of these only is left alone. */
 static bool is_plain(uint32_t c) {
-    static const uint32_t plain[][2] = {{0, 0x2ff},        {0x388, 0x482},     {0x2002, 0x20cf},
-                                        {0x212c, 0x2328},  {0x3030, 0x3098},   {0x309b, 0xa66e},
-                                        {0xabee, 0xd7ff},  {0xfb4f, 0xfe1f},   {0xfe30, 0xffff},
-                                        {0x1f000, 0x1faff}};
+    static const uint32_t plain[][2] = {
+        {0, 0x2ff},       {0x388, 0x482},   {0x2002, 0x20cf}, {0x212c, 0x2328}, {0x3030, 0x3098},
+        {0x309b, 0xa66e}, {0xabee, 0xd7ff}, {0xfb4f, 0xfe1f}, {0xfe30, 0xffff}, {0x1f000, 0x1faff}};
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
         if (c <= plain[i][1]) return c >= plain[i][0];
     return false;
@@ -330,7 +330,7 @@ static rk_status decompose(const char *text, size_t n, utf8proc_int32_t **c, int
             *cap = more;
         }
         (void)rk_utf8_scan(text + i, n - i, &len);
-        int    unused = 0;
+        int              unused = 0;
         utf8proc_ssize_t got =
             utf8proc_decompose_char((utf8proc_int32_t)rk_utf8_code(text + i, len), *c + k, LONGEST,
                                     UTF8PROC_STABLE | UTF8PROC_COMPOSE, &unused);

@@ -38,7 +38,9 @@ static const char *name_of(const rk_weights *w, rk_role role) {
     return w->gguf ? names[role].gguf : names[role].hf;
 }
 
-static const char *layer_prefix(const rk_weights *w) { return w->gguf ? "blk." : "model.layers."; }
+static const char *layer_prefix(const rk_weights *w) {
+    return w->gguf ? "blk." : "model.layers.";
+}
 
 /* The layer's number as writers write it: digits without leading zeros, then a dot. */
 static const char *parse_layer(const char *s, int *layer) {
@@ -140,8 +142,10 @@ static rk_status check_dims(const rk_weights *w, const rk_weights_entry *e) {
     bool    same = rank == e->rank;
     for (int i = 0; same && i < rank; i++) same = dim[i] == e->dim[i];
     if (!same)
-        return RK_FAIL(RK_E_INPUT, "%s: tensor %s has shape %s, expected %s by the model's "
-                       "configuration", w->path, e->name, dims_text(e->rank, e->dim, found),
+        return RK_FAIL(RK_E_INPUT,
+                       "%s: tensor %s has shape %s, expected %s by the model's "
+                       "configuration",
+                       w->path, e->name, dims_text(e->rank, e->dim, found),
                        dims_text(rank, dim, want));
     return RK_OK;
 }
@@ -234,10 +238,18 @@ void rk_weights_close(rk_weights *w) {
     rk_mem_free(w);
 }
 
-const rk_config *rk_weights_config(const rk_weights *w) { return &w->config; }
-const rk_gguf   *rk_weights_gguf(const rk_weights *w) { return w->gguf; }
-const char      *rk_weights_path(const rk_weights *w) { return w->path; }
-const char      *rk_weights_chat_template(const rk_weights *w) { return w->chat_template; }
+const rk_config *rk_weights_config(const rk_weights *w) {
+    return &w->config;
+}
+const rk_gguf *rk_weights_gguf(const rk_weights *w) {
+    return w->gguf;
+}
+const char *rk_weights_path(const rk_weights *w) {
+    return w->path;
+}
+const char *rk_weights_chat_template(const rk_weights *w) {
+    return w->chat_template;
+}
 
 const char *rk_weights_dtype(const rk_weights *w) {
     enum { TYPES = 64 }; /* above every type number that is read */
@@ -299,7 +311,9 @@ rk_status rk_weights_read(rk_weights *w, rk_role role, int layer, int row, int n
     return RK_OK;
 }
 
-int rk_weights_count(const rk_weights *w) { return w->n_stored; }
+int rk_weights_count(const rk_weights *w) {
+    return w->n_stored;
+}
 
 const rk_weights_entry *rk_weights_entry_at(const rk_weights *w, int i) {
     RK_ASSERT(i >= 0 && i < w->n_stored);

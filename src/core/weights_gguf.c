@@ -13,8 +13,8 @@ enum { CONTROL_TOKEN = 3 }; /* of tokenizer.ggml.token_type */
 /* Tokens that end a turn or a text, whichever family's; they count where the file calls them
  * control tokens. */
 static const char *const enders[] = {
-    "<|im_end|>",    "<|endoftext|>", "<|eot_id|>",    "<|end_of_text|>",
-    "<|eom_id|>",    "<|end|>",       "<end_of_turn>", "<|end_of_turn|>",
+    "<|im_end|>", "<|endoftext|>", "<|eot_id|>",    "<|end_of_text|>",
+    "<|eom_id|>", "<|end|>",       "<end_of_turn>", "<|end_of_turn|>",
 };
 
 /* ARCH.KEY */
@@ -133,8 +133,10 @@ static rk_status take_rope_scaling(rk_weights *w) {
     }
     if (!table) return RK_OK;
     if (c->rope_scaling != RK_ROPE_PLAIN)
-        return RK_FAIL(RK_E_INPUT, "%s: rope_freqs.weight and linear scaling together are not "
-                       "computed", w->path);
+        return RK_FAIL(RK_E_INPUT,
+                       "%s: rope_freqs.weight and linear scaling together are not "
+                       "computed",
+                       w->path);
     if (table->type != RK_GGML_F32 || table->rank != 1 || table->dim[0] != c->head_dim / 2)
         return RK_FAIL(RK_E_INPUT, "%s: tensor rope_freqs.weight is not F32 of shape [%d]", w->path,
                        c->head_dim / 2);
@@ -161,8 +163,7 @@ static rk_status take_stops(rk_weights *w) {
         const char *t = rk_gguf_arr_str(g, tokens, i, NULL);
         if (!t || t[0] != '<' || rk_gguf_arr_int(g, types, i, 0) != CONTROL_TOKEN) continue;
         for (size_t j = 0; j < sizeof enders / sizeof enders[0]; j++)
-            if (strcmp(t, enders[j]) == 0)
-                RK_TRY(rk_config_add_stop(&w->config, i, w->path));
+            if (strcmp(t, enders[j]) == 0) RK_TRY(rk_config_add_stop(&w->config, i, w->path));
     }
     return RK_OK;
 }

@@ -26,7 +26,7 @@ struct rk_weights {
     int        n_shards;
     rk_stored *stored; /* in name order */
     int        n_stored, cap_stored;
-    int       *at;         /* [RK_W_ROLES][L]: index into stored, -1; layer 0 where not per layer */
+    int       *at; /* [RK_W_ROLES][L]: index into stored, -1; layer 0 where not per layer */
     bool       interleaved; /* rows of Q and K lie in interleaved RoPE order */
     char      *chat_template;
     int64_t   *bytes_read; /* outside the struct, since hashing takes it const; atomic */

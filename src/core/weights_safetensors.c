@@ -126,8 +126,10 @@ static rk_status take_shard_name(void *arg, const char *tensor, const rk_json *v
     const char *file = rk_json_str(value, NULL);
     char        path[RK_PATH_LEN], shown[RK_SHOWN];
     if (!file || !file[0] || strchr(file, '/'))
-        return RK_FAIL(RK_E_INPUT, "%s/model.safetensors.index.json: %s is not mapped to a file of "
-                       "the folder", w->path, rk_infile_shown(tensor, shown));
+        return RK_FAIL(RK_E_INPUT,
+                       "%s/model.safetensors.index.json: %s is not mapped to a file of "
+                       "the folder",
+                       w->path, rk_infile_shown(tensor, shown));
     RK_TRY(rk_infile_join(w->path, file, path));
     for (int i = w->n_shards - 1; i >= 0; i--)
         if (strcmp(w->shards[i].path, path) == 0) return RK_OK;
@@ -165,8 +167,7 @@ static rk_status load_indexed(rk_weights *w, const char *path) {
         RK_TRY_OUT(st, RK_FAIL(RK_E_INPUT, "%s: weight_map is %s, expected an object", path,
                                rk_json_kind_name(map)));
     RK_TRY_OUT(st, rk_json_each(map, take_shard_name, w));
-    for (int i = 0; i < w->n_shards; i++)
-        RK_TRY_OUT(st, rk_weights_load_shard(w, &w->shards[i]));
+    for (int i = 0; i < w->n_shards; i++) RK_TRY_OUT(st, rk_weights_load_shard(w, &w->shards[i]));
     RK_TRY_OUT(st, check_index(w, map, path));
 out:
     rk_json_close(index);
