@@ -3,7 +3,7 @@
 #include <CUnit/TestDB.h>
 #include <math.h>
 
-#include "kernels/rng.h"
+#include "base/rng.h"
 #include "tests/harness.h"
 #include "tests/suites.h"
 

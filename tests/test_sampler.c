@@ -6,7 +6,7 @@
 
 #include "base/mem.h"
 #include "core/sampler.h"
-#include "kernels/rng.h"
+#include "base/rng.h"
 #include "tests/harness.h"
 #include "tests/suites.h"
 

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/rng.h"
+#include "base/rng.h"
 
 /* Keeps draws apart from the perturbation noise, which uses the same seed: "SAMP". */
 #define KEY_DOMAIN 0x53414d50u

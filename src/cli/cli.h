@@ -1,0 +1,74 @@
+/* cli.h - what the commands share: the surroundings of a run, and results as text.
+ *
+ * A command returns its status; main prints the record of a failure and ends the process. What all
+ * ranks find alike or agree on through rk_cli_phase ends with every rank leaving in order; any
+ * other failure is printed by the rank that has it, which then ends the job for all. */
+#pragma once
+#include "base/json.h"
+#include "cli/options.h"
+#include "core/select.h"
+#include "pipeline/engine.h"
+
+typedef struct rk_cli {
+    const rk_options *o;
+    int               argc;
+    char *const      *argv;
+    rk_comm          *world;    /* NULL: started without MPI */
+    bool              leader;   /* world rank 0 */
+    bool              agreed;   /* the failure is known to all ranks */
+    bool              reporter; /* and this one prints it */
+} rk_cli;
+
+rk_status rk_cmd_profile(rk_cli *c);
+rk_status rk_cmd_budget(rk_cli *c);
+rk_status rk_cmd_generate(rk_cli *c);
+rk_status rk_cmd_inspect(rk_cli *c);
+rk_status rk_cmd_version(rk_cli *c);
+
+/* Ranks: collective. The border of a phase: all ranks get the status of the first that failed. A
+ * lost peer is not discussed with the others. */
+rk_status rk_cli_phase(rk_cli *c, rk_status mine);
+
+/* One line with every setting in effect. */
+void rk_cli_log_settings(const rk_options *o);
+
+/* Threads of this rank: --threads, or its share of the cores of its node when it is not bound. */
+int rk_cli_threads(const rk_options *o, const rk_comm *comm);
+
+/* Rows of a prefill slot: --chunk, or for "auto" 512 on one stage and smaller ones on several, so
+ * that a prompt fills the pipeline. */
+int64_t rk_cli_chunk(const rk_options *o, int64_t n_prompt, int n_stages);
+
+rk_select_params rk_cli_select(const rk_options *o);
+
+/* Partition and memory of a run that is not started, as text or as JSON's `stages`.
+ * Shapes: begin [n_stages + 1] out of rk_cli_partition */
+rk_status rk_cli_partition(const rk_config *m, const rk_engine_config *e, int n_stages, int *begin);
+rk_json  *rk_cli_dry_stages(const rk_config *m, const rk_engine_config *e, int n_stages,
+                            const int *begin);
+void rk_cli_show_stages(const rk_json *stages);
+
+/* Times and bytes of each stage of a finished run. */
+rk_json *rk_cli_stages(const rk_engine *e);
+
+/* "######    " of `width` characters for value out of top; returns buf. */
+enum { RK_BAR_CAP = 128 };
+const char *rk_cli_bar(double value, double top, int width, char buf[RK_BAR_CAP]);
+
+/* Layer, value and bar of each layer, with tokens where budget is not NULL. std may be NULL. */
+void rk_cli_show_layers(int n_layers, const double *sensitivity, const double *std,
+                        const int32_t *budget);
+
+/* A whole file; one byte 0 follows. Errors: RK_E_INPUT. Owner: *text from rk_mem */
+rk_status rk_cli_read_file(const char *path, char **text, int64_t *n);
+
+/* Print a value as one line on stdout and free it. */
+void rk_cli_print_json(rk_json *j);
+
+/* Flush stdout. Errors: RK_E_OUTPUT what was written did not all arrive */
+rk_status rk_cli_flush_stdout(void);
+
+/* Hash as 16 hex digits under a key. */
+void rk_cli_set_hash(rk_json *o, const char *key, uint64_t hash);
+
+rk_status rk_cli_alloc(int64_t n, int64_t size, const char *what, void *slot);

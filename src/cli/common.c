@@ -1,0 +1,243 @@
+/* common.c - see cli.h. */
+#define _GNU_SOURCE /* sched_getaffinity */
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "cli/cli.h"
+
+rk_status rk_cli_alloc(int64_t n, int64_t size, const char *what, void *slot) {
+    void *p;
+    RK_TRY(rk_mem_alloc(n, size, what, &p));
+    memcpy(slot, &p, sizeof p);
+    return RK_OK;
+}
+
+rk_status rk_cli_phase(rk_cli *c, rk_status mine) {
+    if (mine == RK_E_PEER) return mine;
+    rk_status st = rk_comm_agree(c->world, mine, &c->reporter);
+    c->agreed = st != RK_OK && (st != RK_E_PEER);
+    return st;
+}
+
+void rk_cli_log_settings(const rk_options *o) {
+    char buf[1800];
+    RK_LOG(RK_LOG_INFO, "settings", "%s %s", rk_command_name(o->command),
+           rk_options_settings(o, buf, sizeof buf));
+}
+
+int rk_cli_threads(const rk_options *o, const rk_comm *comm) {
+    if (o->threads > 0) return (int)o->threads;
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+    long cores = CPU_COUNT(&set), online = sysconf(_SC_NPROCESSORS_ONLN);
+    /* A rank that may run anywhere shares the cores with the node's other ranks. */
+    if (cores >= online) cores /= rk_comm_local_size(comm);
+    return cores < 1 ? 1 : (int)cores;
+}
+
+int64_t rk_cli_chunk(const rk_options *o, int64_t n_prompt, int n_stages) {
+    enum { MOST = 512, LEAST = 64, STEP = 32, PER_STAGE = 4 };
+    if (o->chunk > 0) return o->chunk;
+    if (n_stages == 1) return MOST;
+    int64_t n = n_prompt / (PER_STAGE * (int64_t)n_stages) / STEP * STEP;
+    return n < LEAST ? LEAST : n > MOST ? MOST : n;
+}
+
+rk_select_params rk_cli_select(const rk_options *o) {
+    rk_select_params p = {.policy = RK_POLICY_FULL,
+                          .window = (int)o->window,
+                          .sinks = (int)o->sinks,
+                          .pool = strcmp(o->pool, "avg") == 0 ? RK_POOL_AVG : RK_POOL_MAX,
+                          .kernel = (int)o->kernel,
+                          .group_reduce =
+                              strcmp(o->group_reduce, "max") == 0 ? RK_REDUCE_MAX : RK_REDUCE_MEAN,
+                          .pool_first = o->pool_first};
+    if (o->command == RK_CMD_GENERATE && !rk_options_full_cache(o))
+        p.policy = strcmp(o->policy, "streaming") == 0 ? RK_POLICY_STREAMING : RK_POLICY_SNAPKV;
+    return p;
+}
+
+/* ---- stages ---- */
+
+rk_status rk_cli_partition(const rk_config *m, const rk_engine_config *e, int n_stages, int *begin) {
+    bool fixed = false;
+    RK_TRY(rk_plan_parse_partition(e->partition, m->n_layers, n_stages, begin, &fixed));
+    if (fixed) return RK_OK;
+    double   *cost = NULL, n = (double)e->max_prompt, T = (double)e->max_response, rows = 0;
+    rk_status st;
+    RK_TRY(rk_cli_alloc(m->n_layers, sizeof(double), "layer costs", &cost));
+    for (int l = 0; l < m->n_layers; l++) {
+        rows = e->for_profile ? T * (2 + l) * 2 : 0;
+        cost[l] = rk_plan_layer_cost(m, n, rows, n);
+    }
+    double head = rk_plan_head_cost(m, e->for_profile ? rows : 1);
+    st = rk_plan_partition(m->n_layers, cost, 0, head, n_stages, begin);
+    rk_mem_free(cost);
+    return st;
+}
+
+static int64_t max64(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+rk_json *rk_cli_dry_stages(const rk_config *m, const rk_engine_config *e, int n_stages,
+                           const int *begin) {
+    rk_json *list = rk_json_array();
+    int      bytes = strcmp(e->backend, "ref") == 0 ? 4 : 2;
+    for (int p = 0; p < n_stages; p++) {
+        rk_plan_memory_spec s = {.config = m,
+                                 .layer_begin = begin[p],
+                                 .layer_end = begin[p + 1],
+                                 .has_embed = p == 0,
+                                 .has_head = p == n_stages - 1,
+                                 .weight_bytes = bytes,
+                                 .kv_bytes = bytes,
+                                 .n_prompt = e->max_prompt,
+                                 .n_new = e->max_new,
+                                 .n_sequences = e->max_sequences,
+                                 .budget = e->budget,
+                                 .max_rows = max64(max64(e->chunk, e->row_cap),
+                                                   max64(e->max_sequences, 64)),
+                                 .max_logit_rows = max64(64, e->max_response)};
+        if (rk_select_needs_scores(&e->select)) s.window = e->select.window;
+        rk_plan_memory mem;
+        rk_plan_memory_of(&s, &mem);
+        rk_json *o = rk_json_object(), *layers = rk_json_array();
+        rk_json_add_int(layers, begin[p]);
+        rk_json_add_int(layers, begin[p + 1] - 1);
+        rk_json_set_int(o, "rank", p);
+        rk_json_set(o, "layers", layers);
+        rk_json_set_int(o, "weight_bytes", mem.weights);
+        rk_json_set_int(o, "kv_peak_bytes", mem.kv_peak);
+        rk_json_set_int(o, "kv_bytes", mem.kv_after);
+        rk_json_set_int(o, "buffer_bytes", mem.buffers);
+        rk_json_set_int(o, "total_bytes", mem.total);
+        rk_json_add(list, o);
+    }
+    return list;
+}
+
+void rk_cli_show_stages(const rk_json *stages) {
+    static const char *const keys[] = {"weight_bytes", "kv_peak_bytes", "kv_bytes", "buffer_bytes",
+                                       "total_bytes"};
+    printf("stage  layers        weights    cache peak   cache after       buffers         total\n");
+    for (size_t p = 0; p < rk_json_len(stages); p++) {
+        const rk_json *s = rk_json_at(stages, p), *layers = rk_json_get(s, "layers");
+        char           text[32], range[32];
+        snprintf(range, sizeof range, "%lld-%lld", (long long)rk_json_int(rk_json_at(layers, 0), 0),
+                 (long long)rk_json_int(rk_json_at(layers, 1), 0));
+        printf("%5zu  %-8s", p, range);
+        for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
+            printf(" %*s", k ? 13 : 12, rk_mem_human(rk_json_int(rk_json_get(s, keys[k]), 0), text));
+        putchar('\n');
+    }
+}
+
+rk_json *rk_cli_stages(const rk_engine *e) {
+    const rk_stage_stats *s = rk_engine_stats(e);
+    rk_json              *list = rk_json_array();
+    for (int p = 0; p < rk_engine_stages(e); p++) {
+        rk_json *o = rk_json_object(), *layers = rk_json_array();
+        rk_json_add_int(layers, s[p].layer_begin);
+        rk_json_add_int(layers, s[p].layer_end - 1);
+        rk_json_set_int(o, "rank", s[p].rank);
+        rk_json_set(o, "layers", layers);
+        rk_json_set_num(o, "compute_s", s[p].compute_s);
+        rk_json_set_num(o, "wait_recv_s", s[p].wait_recv_s);
+        rk_json_set_num(o, "wait_send_s", s[p].wait_send_s);
+        rk_json_set_int(o, "weight_bytes", s[p].weight_bytes);
+        rk_json_set_int(o, "kv_peak_bytes", s[p].kv_peak_bytes);
+        rk_json_set_int(o, "peak_bytes", s[p].peak_bytes);
+        rk_json_set_int(o, "bytes_sent", s[p].bytes_sent);
+        rk_json_set_int(o, "bytes_read", s[p].bytes_read);
+        rk_json_add(list, o);
+    }
+    return list;
+}
+
+/* ---- text ---- */
+
+const char *rk_cli_bar(double value, double top, int width, char buf[RK_BAR_CAP]) {
+    if (width > RK_BAR_CAP - 1) width = RK_BAR_CAP - 1;
+    int full = top > 0 && value > 0 ? (int)(value / top * width + 0.5) : 0;
+    if (full > width) full = width;
+    memset(buf, '#', (size_t)full);
+    buf[full] = 0;
+    return buf;
+}
+
+void rk_cli_show_layers(int n_layers, const double *sensitivity, const double *std,
+                        const int32_t *budget) {
+    enum { BAR = 48 };
+    char   bar[RK_BAR_CAP];
+    double top = 0;
+    for (int l = 0; l < n_layers; l++) {
+        double v = budget ? budget[l] : sensitivity[l];
+        if (v > top) top = v;
+    }
+    printf("layer%s%s%s\n", sensitivity ? "  sensitivity" : "", std ? "        std" : "",
+           budget ? "  tokens" : "");
+    for (int l = 0; l < n_layers; l++) {
+        printf("%5d", l);
+        if (sensitivity) printf("  %11.4e", sensitivity[l]);
+        if (std) printf("  %9.2e", std[l]);
+        if (budget) printf("  %6d", budget[l]);
+        rk_cli_bar(budget ? budget[l] : sensitivity[l], top, BAR, bar);
+        printf("%s%s\n", bar[0] ? "  " : "", bar);
+    }
+}
+
+void rk_cli_print_json(rk_json *j) {
+    char *text = rk_json_text(j, false);
+    puts(text);
+    rk_mem_free(text);
+    rk_json_close(j);
+}
+
+rk_status rk_cli_flush_stdout(void) {
+    errno = 0;
+    if (fflush(stdout) != 0 || ferror(stdout))
+        return RK_FAIL(RK_E_OUTPUT, "cannot write to standard output: %s",
+                       errno ? strerror(errno) : "an earlier write failed");
+    return RK_OK;
+}
+
+void rk_cli_set_hash(rk_json *o, const char *key, uint64_t hash) {
+    char hex[17];
+    rk_json_set_str(o, key, rk_hash_hex(hash, hex));
+}
+
+rk_status rk_cli_read_file(const char *path, char **text, int64_t *n) {
+    FILE     *f = fopen(path, "rbe");
+    void     *p = NULL;
+    int64_t   cap = 0, used = 0;
+    rk_status st = RK_OK;
+    if (!f) return RK_FAIL(RK_E_INPUT, "%s: cannot open: %m", path);
+    for (;;) {
+        if (cap - used < 2) {
+            cap = cap ? 2 * cap : 1 << 16;
+            RK_TRY_OUT(st, rk_mem_resize(&p, cap, 1, "input text"));
+        }
+        size_t k = fread((char *)p + used, 1, (size_t)(cap - used - 1), f);
+        used += (int64_t)k;
+        if (ferror(f)) {
+            st = RK_FAIL(RK_E_INPUT, "%s: cannot read: %m", path);
+            goto out;
+        }
+        if (k == 0) break;
+    }
+    ((char *)p)[used] = 0;
+    *text = p;
+    *n = used;
+    p = NULL;
+out:
+    fclose(f);
+    rk_mem_free(p);
+    return st;
+}

@@ -1,0 +1,137 @@
+/* options.h - the one table of options.
+ *
+ * It gives the parser, each command's --help, the line of effective settings and the README's
+ * table. An option that its command does not know, or that has no effect beside the others given,
+ * is an error. "--name value" and "--name=value" are both read. */
+#pragma once
+#include "base/err.h"
+
+typedef enum rk_command {
+    RK_CMD_PROFILE,
+    RK_CMD_BUDGET,
+    RK_CMD_GENERATE,
+    RK_CMD_INSPECT,
+    RK_CMD_VERSION,
+    RK_CMD_HELP,
+    RK_CMDS,
+} rk_command;
+
+typedef enum rk_opt {
+    RK_OPT_MODEL,
+    RK_OPT_BACKEND,
+    RK_OPT_DTYPE,
+    RK_OPT_NUMERICS,
+    RK_OPT_WEIGHTS,
+    RK_OPT_THREADS,
+    RK_OPT_SEED,
+    RK_OPT_REPLICAS,
+    RK_OPT_PARTITION,
+    RK_OPT_CHUNK,
+    RK_OPT_TIMEOUT,
+    RK_OPT_LOG,
+    RK_OPT_DRY_RUN,
+    RK_OPT_JSON,
+    RK_OPT_BUDGET_CONTEXT,
+    RK_OPT_RATIO,
+    RK_OPT_BUDGET,
+    RK_OPT_ALLOCATOR,
+    RK_OPT_SENSITIVITY,
+    RK_OPT_R,
+    RK_OPT_GAMMA,
+    RK_OPT_BETA,
+    RK_OPT_POLICY,
+    RK_OPT_WINDOW,
+    RK_OPT_SINKS,
+    RK_OPT_POOL,
+    RK_OPT_KERNEL,
+    RK_OPT_GROUP_REDUCE,
+    RK_OPT_POOL_FIRST,
+    RK_OPT_FIRST_TOKEN,
+    RK_OPT_CALIBRATION,
+    RK_OPT_PROFILE_OUTPUT,
+    RK_OPT_SAMPLES,
+    RK_OPT_CONTEXT,
+    RK_OPT_RESPONSE,
+    RK_OPT_EPSILON,
+    RK_OPT_DRAWS,
+    RK_OPT_SIGNAL,
+    RK_OPT_RESUME,
+    RK_OPT_PROMPT,
+    RK_OPT_PROMPT_FILE,
+    RK_OPT_INPUT,
+    RK_OPT_OUTPUT,
+    RK_OPT_CHAT,
+    RK_OPT_CHAT_TEMPLATE,
+    RK_OPT_MAX_NEW_TOKENS,
+    RK_OPT_TEMPERATURE,
+    RK_OPT_TOP_P,
+    RK_OPT_STOP,
+    RK_OPT_BATCH,
+    RK_OPT_FULL,
+    RK_OPT_MARKDOWN,
+    RK_OPTS,
+} rk_opt;
+
+enum { RK_OPT_LIST_MAX = 16 };
+
+/* Values of all options, defaults where not given; texts point into argv or the table. */
+typedef struct rk_options {
+    rk_command  command;
+    bool        help;        /* --help: nothing else was checked */
+    const char *positional;  /* inspect PATH, help COMMAND; or NULL */
+    bool        given[RK_OPTS];
+
+    const char *model, *backend, *dtype, *numerics, *weights; /* dtype, weights: NULL or as given */
+    const char *partition, *log;
+    int64_t     threads, replicas, chunk; /* threads 0: by affinity; chunk 0: auto */
+    uint64_t    seed;
+    double      timeout;
+    bool        dry_run, json;
+
+    double      ratio;
+    int64_t     budget;
+    const char *allocator, *sensitivity; /* allocator as in effect, "list:FILE" included */
+    double      r, gamma, beta;
+    const char *policy, *pool, *group_reduce, *first_token;
+    int64_t     window, sinks, kernel;
+    bool        pool_first;
+
+    const char *calibration, *signal;
+    int64_t     samples, context, response, draws;
+    struct {
+        double v[RK_OPT_LIST_MAX];
+        int    n;
+    } epsilon;
+    bool resume;
+
+    const char *prompt, *prompt_file, *input, *output, *chat_template;
+    bool        chat;
+    int64_t     max_new_tokens, batch;
+    double      temperature, top_p;
+    struct {
+        const char *v[RK_OPT_LIST_MAX];
+        int         n;
+    } stop;
+
+    bool full, markdown;
+} rk_options;
+
+/* Read a command line and check it.
+ * Owner:  out borrows from argv, which must outlive it
+ * Errors: RK_E_USAGE with one line that names the option, its value and what is possible */
+rk_status rk_options_parse(int argc, char *const *argv, rk_options *out);
+
+/* Is the cache kept whole (neither --ratio nor --budget)? */
+bool rk_options_full_cache(const rk_options *o);
+
+/* Why an option has no effect beside the others; NULL if it has one. */
+const char *rk_options_unused(const rk_options *o, rk_opt id);
+
+/* Text for people, to stdout. command RK_CMDS: the list of commands. */
+void rk_options_help(rk_command command);
+void rk_options_markdown(void);
+
+/* "model=m.gguf backend=cpu ..." of the options that have an effect, cut to fit; returns buf. */
+const char *rk_options_settings(const rk_options *o, char *buf, size_t cap);
+
+const char *rk_command_name(rk_command c);
