@@ -46,7 +46,7 @@ static void add_text_parts(rk_json *o, rk_json *problems, const rk_weights *w) {
     rk_tokenizer *t = NULL;
     rk_chat      *chat = NULL;
     if (rk_tokenizer_open_model(rk_weights_path(w), rk_weights_gguf(w), &t) != RK_OK) {
-        add_problem(problems, "tokenizer", "only prompts of token_ids can be run");
+        add_problem(problems, "tokenizer", "generate and profile need it");
         return;
     }
     rk_json_set_str(o, "tokenizer", rk_tokenizer_kind(t));
@@ -54,7 +54,7 @@ static void add_text_parts(rk_json *o, rk_json *problems, const rk_weights *w) {
     if (rk_chat_open(rk_weights_chat_template(w), NULL, t, &chat) == RK_OK)
         rk_json_set_str(o, "chat_template", rk_chat_name(chat));
     else
-        add_problem(problems, "chat template", "only raw prompts can be run");
+        add_problem(problems, "chat template", "raw prompts only, or --chat-template");
     const rk_config *c = rk_weights_config(w);
     rk_json         *stop = rk_json_array();
     for (int i = 0; i < c->n_stop; i++) {
