@@ -47,10 +47,14 @@ endfunction()
 
 # Every other .c in tests/ is help that suites and programs share.
 file(GLOB helpers CONFIGURE_DEPENDS ${tests}/*.c)
-list(REMOVE_ITEM helpers ${tests}/main.c ${suite_sources} ${mpi_sources})
+list(REMOVE_ITEM helpers ${tests}/main.c ${tests}/tool_tiny_model.c ${suite_sources} ${mpi_sources})
 add_library(rk_harness STATIC ${helpers})
 target_compile_definitions(rk_harness PRIVATE RK_SOURCE_ROOT="${CMAKE_SOURCE_DIR}")
 target_link_libraries(rk_harness PUBLIC rk::cunit rk::lzma rk_cli)
+
+# Makes the small models of the shell suites.
+add_executable(make_tiny ${tests}/tool_tiny_model.c)
+target_link_libraries(make_tiny PRIVATE rk_harness)
 
 # suites.inc: one line per suite, read by tests/suites.h.
 set(suites "")

@@ -34,7 +34,7 @@ profile() { # NAME P EXTRA...
 generate() { # NAME P EXTRA...
     local name=$1 p=$2
     shift 2
-    launch "$p" "$RIPPLEKV_BIN" generate --model "$RIPPLEKV_MODEL" --input prompts.jsonl --threads 1 \
+    launch "$p" "$RIPPLEKV_BIN" generate --model "$RIPPLEKV_MODEL" --input prompts.jsonl --threads "${threads:-1}" \
         --max-new-tokens 6 --ratio 0.2 --sensitivity p0.h5 --output "$name.jsonl" "$@" \
         >/dev/null 2>"$name.err" || { cat "$name.err"; exit 1; }
     "$RIPPLEKV_PYTHON" -c '
@@ -61,6 +61,6 @@ for p in 1 2 3 5 7; do
 done
 generate b4 2 --batch 4
 cmp g0.txt b4.txt
-generate t2 0 --threads 2 --chunk 100 --batch 2
+threads=2 generate t2 0 --chunk 100 --batch 2
 cmp g0.txt t2.txt
 echo "same answers and files"

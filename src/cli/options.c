@@ -139,7 +139,7 @@ static void range_text(const rk_option_row *row, char buf[96]) {
 static rk_status bad_number(const rk_option_row *row, const char *text, const char *kind) {
     char range[96];
     range_text(row, range);
-    return RK_FAIL(RK_E_USAGE, "--%s %.*s: must be %s, %s%s", row->name, SHOWN, text, kind, range,
+    return RK_FAIL(RK_E_USAGE, "--%s %.*s: must be %s %s%s", row->name, SHOWN, text, kind, range,
                    row->type == RK_OPTION_INT_OR_AUTO ? ", or auto" : "");
 }
 
@@ -169,14 +169,16 @@ static rk_status parse_seed(const rk_option_row *row, const char *text, uint64_t
     return RK_OK;
 }
 
-/* A number that ends at stop (a character or the end of the text); *text is moved there. */
-static rk_status parse_real(const rk_option_row *row, const char **text, char stop, double *out) {
+/* A number that ends at stop (a character or the end of the text); *text is moved there. whole is
+ * what was typed. */
+static rk_status parse_real(const rk_option_row *row, const char *whole, const char **text, char stop,
+                            double *out) {
     const char *p = *text;
     char       *end;
     double      v = strtod(p, &end);
     bool        clean = end != p && (*end == 0 || *end == stop) && strspn(p, "+-0123456789.") > 0;
     bool        below = row->min_open ? !(v > row->min) : !(v >= row->min);
-    if (!clean || !isfinite(v) || below || v > row->max) return bad_number(row, p, "a number");
+    if (!clean || !isfinite(v) || below || v > row->max) return bad_number(row, whole, "a number");
     *out = v;
     *text = end;
     return RK_OK;
@@ -188,7 +190,7 @@ static rk_status parse_reals(const rk_option_row *row, const char *text, rk_opti
         if (o->epsilon.n == RK_OPT_LIST_MAX)
             return RK_FAIL(RK_E_USAGE, "--%s %.*s: at most %d values", row->name, SHOWN, text,
                            RK_OPT_LIST_MAX);
-        RK_TRY(parse_real(row, &p, ',', &o->epsilon.v[o->epsilon.n++]));
+        RK_TRY(parse_real(row, text, &p, ',', &o->epsilon.v[o->epsilon.n++]));
         if (*p == 0) return RK_OK;
     }
 }
@@ -237,7 +239,7 @@ static rk_status store(const rk_option_row *row, const char *text, rk_options *o
     }
     case RK_OPTION_REAL: {
         double v = 0;
-        RK_TRY(parse_real(row, &text, 0, &v));
+        RK_TRY(parse_real(row, text, &text, 0, &v));
         memcpy(at, &v, sizeof v);
         return RK_OK;
     }

@@ -164,8 +164,10 @@ const char *rk_options_settings(const rk_options *o, char *buf, size_t cap) {
     buf[0] = 0;
     for (int id = 0; id < RK_OPTS; id++) {
         char value[48]; /* a prompt's beginning is enough */
+        bool floor_only = id == RK_OPT_WINDOW || id == RK_OPT_SINKS;
         if (!(rk_option_rows[id].commands & 1u << o->command) || rk_options_unused(o, (rk_opt)id))
             continue;
+        if (floor_only && rk_options_full_cache(o) && !o->given[id]) continue;
         value_text(o, id, value, sizeof value);
         for (char *p = value; *p; p++)
             if ((unsigned char)*p < 0x20) *p = ' ';

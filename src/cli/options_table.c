@@ -47,8 +47,8 @@ const rk_option_row rk_option_rows[RK_OPTS] = {
     [RK_OPT_SEED] = {"seed", RK_OPTION_SEED, RUNS, 0, "N", NULL, "7", NULL,
         "all random numbers derive from it", 0, 0, false, AT(seed), G_RUN},
     [RK_OPT_REPLICAS] = {"replicas", RK_OPTION_INT, RUNS, 0, "R", NULL, "1", NULL,
-        "copies of the model; each has ranks / R stages and takes its share of the samples "
-        "(generate: 1)", 1, 65536, false, AT(replicas), G_RUN},
+        "copies of the model; each has ranks / R stages and takes its share of the samples; "
+        "generate runs one", 1, 65536, false, AT(replicas), G_RUN},
     [RK_OPT_PARTITION] = {"partition", RK_OPTION_TEXT, RUNS, 0, "SPLIT", NULL, "auto", NULL,
         "layers of each stage: auto, uniform, or a list like 10,10,10", 0, 0, false, AT(partition),
         G_RUN},
