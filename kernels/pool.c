@@ -1,145 +1,117 @@
-/* pool.c - see pool.h.
- *
- * A job is published in the word (number of the job, next task). Whoever wants a task reads the word,
- * then the job, then takes the task by compare-and-swap: this fails if the job has changed since. So
- * nobody waits for a thread that slept through a job. Odd numbers mean that a job is being written. */
+/* pool.c - see pool.h. */
 #define _GNU_SOURCE
 #include "kernels/pool.h"
 
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#include <xmmintrin.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "base/mem.h"
 
-enum {
-    SPIN_PAUSES = 20000, /* about 0.3 ms: longer than the gaps between the ops of a token */
-    SPIN_YIELDS = 100,   /* then let others run, then sleep */
-    FTZ_DAZ = 0x8040,
-    MAX_THREADS = 1024,
-};
-
-typedef struct worker {
-    rk_pool  *pool;
-    pthread_t id;
-    int       index;
-} worker;
+enum { SPINS = 20000, YIELDS = 200 };
 
 struct rk_pool {
-    _Alignas(64) _Atomic uint64_t word; /* job number << 32 | next task */
-    _Atomic(rk_pool_fn) fn;
-    _Atomic(void *)     arg;
-    _Atomic int         n_tasks;
-    _Alignas(64) _Atomic int done;
-    _Alignas(64) _Atomic uint32_t wake; /* counts jobs; futex of the sleepers */
-    _Atomic int  sleepers;
-    _Atomic bool quit;
-    int          n_threads, n_started;
-    bool         flush;
-    worker      *workers;
+    int              n;
+    pthread_t       *thread; /* [n - 1] */
+    int              started;
+    _Atomic uint64_t job;    /* number of the latest job */
+    _Atomic int      left;   /* workers still at it */
+    _Atomic int      asleep;
+    void (*fn)(void *arg, int thread, int n_threads);
+    void           *arg;
+    bool            quit;
+    pthread_mutex_t lock;
+    pthread_cond_t  wake;
 };
 
-static void futex(_Atomic uint32_t *at, int op, uint32_t value) {
-    (void)syscall(SYS_futex, at, op, value, NULL, NULL, 0);
+typedef struct worker_arg {
+    rk_pool *p;
+    int      index;
+} worker_arg;
+
+static void pause_cpu(void) {
+#if defined(__x86_64__)
+    _mm_pause();
+#endif
 }
 
-/* Take and run tasks until none is left. Returns the word that it gave up at. */
-static uint64_t work(rk_pool *p, int thread) {
+#if defined(__x86_64__)
+enum { FTZ_DAZ = 0x8040 };
+static unsigned flush_denormals(void) {
+    unsigned old = _mm_getcsr();
+    _mm_setcsr(old | FTZ_DAZ);
+    return old;
+}
+static void restore(unsigned old) { _mm_setcsr(old); }
+#else
+static unsigned flush_denormals(void) { return 0; }
+static void     restore(unsigned old) { (void)old; }
+#endif
+
+/* Wait until job differs from seen: spin, yield, sleep. */
+static void wait_job(rk_pool *p, uint64_t seen) {
+    for (int i = 0; i < SPINS; i++) {
+        if (atomic_load_explicit(&p->job, memory_order_acquire) != seen) return;
+        pause_cpu();
+    }
+    for (int i = 0; i < YIELDS; i++) {
+        if (atomic_load_explicit(&p->job, memory_order_acquire) != seen) return;
+        sched_yield();
+    }
+    pthread_mutex_lock(&p->lock);
+    atomic_fetch_add(&p->asleep, 1);
+    while (atomic_load(&p->job) == seen) pthread_cond_wait(&p->wake, &p->lock);
+    atomic_fetch_sub(&p->asleep, 1);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void *work(void *arg) {
+    worker_arg w = *(worker_arg *)arg;
+    rk_mem_free(arg);
+    uint64_t seen = 0;
+    (void)flush_denormals();
     for (;;) {
-        uint64_t   word = atomic_load(&p->word);
-        rk_pool_fn fn = atomic_load(&p->fn);
-        void      *arg = atomic_load(&p->arg);
-        uint32_t   task = (uint32_t)word;
-        if ((word >> 32 & 1) || task >= (uint32_t)atomic_load(&p->n_tasks)) return word;
-        if (!atomic_compare_exchange_weak(&p->word, &word, word + 1)) continue;
-        fn(arg, (int)task, thread);
-        atomic_fetch_add(&p->done, 1);
+        wait_job(w.p, seen);
+        seen++;
+        if (w.p->quit) return NULL;
+        w.p->fn(w.p->arg, w.index, w.p->n);
+        atomic_fetch_sub_explicit(&w.p->left, 1, memory_order_release);
     }
 }
 
-/* Return when the word has left old, or at the end of the pool. */
-static void wait_for_job(rk_pool *p, uint64_t old) {
-    uint32_t seen = atomic_load(&p->wake);
-    for (int i = 0; i < SPIN_PAUSES + SPIN_YIELDS; i++) {
-        if (atomic_load_explicit(&p->word, memory_order_acquire) != old || atomic_load(&p->quit))
-            return;
-        if (i < SPIN_PAUSES)
-            _mm_pause();
-        else
-            sched_yield();
+static void post(rk_pool *p) {
+    atomic_store(&p->left, p->started);
+    atomic_fetch_add(&p->job, 1);
+    if (atomic_load(&p->asleep)) {
+        pthread_mutex_lock(&p->lock);
+        pthread_cond_broadcast(&p->wake);
+        pthread_mutex_unlock(&p->lock);
     }
-    atomic_fetch_add(&p->sleepers, 1);
-    if (atomic_load(&p->word) == old && !atomic_load(&p->quit)) futex(&p->wake, FUTEX_WAIT_PRIVATE, seen);
-    atomic_fetch_sub(&p->sleepers, 1);
 }
 
-static void set_mode(bool flush) {
-    unsigned now = _mm_getcsr();
-    _mm_setcsr(flush ? now | FTZ_DAZ : now & ~(unsigned)FTZ_DAZ);
-}
-
-static void *worker_main(void *arg) {
-    worker  *w = arg;
-    rk_pool *p = w->pool;
-    set_mode(p->flush);
-    while (!atomic_load(&p->quit)) wait_for_job(p, work(p, w->index));
-    return NULL;
-}
-
-static void call_all(rk_pool *p) {
-    atomic_fetch_add(&p->wake, 1);
-    if (atomic_load(&p->sleepers) > 0) futex(&p->wake, FUTEX_WAKE_PRIVATE, (uint32_t)p->n_threads);
-}
-
-void rk_pool_run(rk_pool *p, int n_tasks, rk_pool_fn fn, void *arg) {
-    unsigned mode = _mm_getcsr();
-    set_mode(p->flush);
-    if (n_tasks <= 1 || p->n_threads == 1) {
-        for (int i = 0; i < n_tasks; i++) fn(arg, i, 0);
-    } else {
-        uint64_t job = (atomic_load(&p->word) >> 32) + 1;
-        atomic_store(&p->word, (job | 1) << 32);
-        atomic_store(&p->fn, fn);
-        atomic_store(&p->arg, arg);
-        atomic_store(&p->n_tasks, n_tasks);
-        atomic_store(&p->done, 0);
-        atomic_store(&p->word, ((job | 1) + 1) << 32);
-        call_all(p);
-        (void)work(p, 0);
-        for (int i = 0; atomic_load_explicit(&p->done, memory_order_acquire) < n_tasks; i++) {
-            if (i < SPIN_PAUSES)
-                _mm_pause();
-            else
-                sched_yield();
-        }
-    }
-    _mm_setcsr(mode);
-}
-
-rk_status rk_pool_open(int n_threads, bool flush, rk_pool **out) {
-    void *mem;
+rk_status rk_pool_open(int n, rk_pool **out) {
+    void *v;
     *out = NULL;
-    if (n_threads < 1 || n_threads > MAX_THREADS)
-        return RK_FAIL(RK_E_USAGE, "%d threads: between 1 and %d are possible", n_threads, MAX_THREADS);
-    RK_TRY(rk_mem_alloc(1, sizeof(rk_pool), "thread pool", &mem));
-    rk_pool *p = mem;
-    p->n_threads = n_threads;
-    p->flush = flush;
+    RK_TRY(rk_mem_alloc(1, sizeof(rk_pool), "thread pool", &v));
+    rk_pool *p = v;
+    p->n = n < 1 ? 1 : n;
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->wake, NULL);
     rk_status st;
-    RK_TRY_OUT(st, rk_mem_alloc(n_threads, sizeof(worker), "thread pool", &mem));
-    p->workers = mem;
-    for (int i = 1; i < n_threads; i++) {
-        p->workers[i] = (worker){.pool = p, .index = i};
-        if (pthread_create(&p->workers[i].id, NULL, worker_main, &p->workers[i]) != 0) {
-            st = RK_FAIL(RK_E_MEM, "the system gives no thread %d of %d: lower --threads", i + 1,
-                         n_threads);
-            goto out;
+    RK_TRY_OUT(st, rk_mem_alloc(p->n, sizeof(pthread_t), "thread pool", &v));
+    p->thread = v;
+    for (int i = 1; i < p->n; i++) {
+        RK_TRY_OUT(st, rk_mem_alloc(1, sizeof(worker_arg), "thread pool", &v));
+        *(worker_arg *)v = (worker_arg){p, i};
+        if (pthread_create(&p->thread[i - 1], NULL, work, v) != 0) {
+            rk_mem_free(v);
+            RK_TRY_OUT(st, RK_FAIL(RK_E_MEM, "cannot start thread %d of %d: use fewer --threads", i + 1,
+                                   p->n));
         }
-        p->n_started = i;
+        p->started++;
     }
     *out = p;
     return RK_OK;
@@ -150,16 +122,35 @@ out:
 
 void rk_pool_close(rk_pool *p) {
     if (!p) return;
-    atomic_store(&p->quit, true);
-    call_all(p);
-    for (int i = 1; i <= p->n_started; i++) pthread_join(p->workers[i].id, NULL);
-    rk_mem_free(p->workers);
+    p->quit = true;
+    post(p);
+    for (int i = 0; i < p->started; i++) pthread_join(p->thread[i], NULL);
+    pthread_mutex_destroy(&p->lock);
+    pthread_cond_destroy(&p->wake);
+    rk_mem_free(p->thread);
     rk_mem_free(p);
 }
 
-int rk_pool_cores(void) {
+int rk_pool_size(const rk_pool *p) { return p->n; }
+
+void rk_pool_run(rk_pool *p, void (*fn)(void *arg, int thread, int n_threads), void *arg) {
+    unsigned old = flush_denormals();
+    if (p->n > 1) {
+        p->fn = fn;
+        p->arg = arg;
+        post(p);
+    }
+    fn(arg, 0, p->n);
+    for (int i = 0; p->n > 1 && atomic_load_explicit(&p->left, memory_order_acquire) > 0; i++) {
+        if (i < SPINS)
+            pause_cpu();
+        else
+            sched_yield();
+    }
+    restore(old);
+}
+
+int rk_pool_cpus(void) {
     cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-    int n = CPU_COUNT(&set);
-    return n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }

@@ -1,20 +1,25 @@
-/* pool.h - a few threads that share the tasks of one op at a time.
+/* pool.h - threads of a host backend: fork, join, nothing else.
  *
- * The caller takes part: with one thread no other is made. Tasks are handed out by a counter, in
- * ascending order, so results must not depend on who runs which. A pool opened with flush computes
- * with denormals as zero (FTZ, DAZ) on every thread; the caller's mode is restored afterwards. */
+ * Workers spin for a while, then yield, then sleep, so that ranks may share cores. Denormals are zero
+ * (FTZ, DAZ) while a job runs, on every thread of it, and as the caller had them before and after. */
 #pragma once
 #include "base/err.h"
 
 typedef struct rk_pool rk_pool;
-typedef void (*rk_pool_fn)(void *arg, int task, int thread); /* thread: 0 .. n_threads - 1 */
 
-/* Errors: RK_E_MEM, also where the system refuses a thread */
-rk_status rk_pool_open(int n_threads, bool flush, rk_pool **out);
+/* n >= 1 threads, the caller included. Errors: RK_E_MEM */
+rk_status rk_pool_open(int n, rk_pool **out);
 void      rk_pool_close(rk_pool *p);
+int       rk_pool_size(const rk_pool *p);
 
-/* Run fn for tasks 0 .. n_tasks - 1 and return when all are done. Not reentrant. */
-void rk_pool_run(rk_pool *p, int n_tasks, rk_pool_fn fn, void *arg);
+/* Run fn(arg, thread, n_threads) once on every thread and wait for all. */
+void rk_pool_run(rk_pool *p, void (*fn)(void *arg, int thread, int n_threads), void *arg);
 
-/* The processors that this process may use, at least 1. */
-int rk_pool_cores(void);
+/* Share of thread t of n in [0, total): *begin .. *end. */
+static inline void rk_pool_share(int64_t total, int t, int n, int64_t *begin, int64_t *end) {
+    *begin = total * t / n;
+    *end = total * (t + 1) / n;
+}
+
+/* Threads that the affinity mask allows. */
+int rk_pool_cpus(void);

@@ -21,7 +21,7 @@ check() { # check WHERE CODE TEXT LAUNCHER... -- ARGS...: TEXT stands in the ERR
     errors=$(grep -c ERROR err)
     if [ $rc != "$code" ] || [ "$errors" != 1 ] || [ -s out ] || ! grep ERROR err | grep -qF -- "$text"; then
         failures=$((failures + 1))
-        echo "FAILED ($where): ${*:0:20}"
+        echo "FAILED ($where): $*"
         echo "  exit $rc, wanted $code; $errors ERROR lines, wanted 1 with \"$text\"; stdout $(wc -c <out) bytes"
         grep -E 'ERROR|Sanitizer|Abort' err | head -5 | sed 's/^/  /'
     fi
@@ -36,7 +36,7 @@ make three.gguf --layers 3
 make folder
 for i in $(seq 60); do echo "line $i of a text that is long enough to be cut into samples"; done >text.txt
 : >empty.txt
-mkdir dir nowrite
+mkdir dir
 run=(generate --model tiny.gguf --max-new-tokens 4)
 prof=(profile --model tiny.gguf --context 32 --response 4 --samples 1)
 for m in tiny other; do
@@ -68,7 +68,7 @@ bad 2 'one replica' "${run[@]}" --prompt p --replicas 2
 bad 2 '--log' "${run[@]}" --prompt p --log loud
 bad 2 'given twice' version --full --full
 bad 2 'does not divide' "${prof[@]}" --calibration text.txt --output o.h5 --replicas 3
-bad 2 '--context 40000' "${prof[@]}" --calibration text.txt --output o.h5 --context 40000
+bad 2 '--context 40000' profile --model tiny.gguf --calibration text.txt --output o.h5 --context 40000
 
 # --- usage that only the model or the ranks show
 alone 2 '--partition 3' "${run[@]}" --prompt p --partition 3
@@ -157,13 +157,20 @@ bad 4 'nofile.txt' "${prof[@]}" --calibration nofile.txt --output o.h5
 bad 4 'no item is long enough' profile --model tiny.gguf --calibration text.txt --output o.h5 --context 30000
 bad 4 'a.jsonl line 1' "${prof[@]}" --calibration a.jsonl --output o.h5
 
+# --- memory: 4096 caches of 32000 tokens, 126 GiB
+if [ "$(awk '/MemAvailable/ { print int($2 / 1048576) }' /proc/meminfo)" -lt 100 ]; then
+    for i in $(seq 4096); do echo "{\"id\": $i, \"token_ids\": [1]}"; done >many.jsonl
+    bad 3 'stage 0 (layers' generate --model tiny.gguf --input many.jsonl --batch 4096 --max-new-tokens 32000
+fi
+
 # --- output
 bad 5 'nodir' "${prof[@]}" --calibration text.txt --output nodir/o.h5
 bad 5 'nodir' "${run[@]}" --prompt p --output nodir/o.jsonl
 bad 5 'dir' "${run[@]}" --prompt p --output dir
 bad 5 '/dev/full' "${run[@]}" --prompt p --output /dev/full
-bad 2 'overwritten' "${run[@]}" --input c.jsonl --output c.jsonl
-[ -s c.jsonl ] || { echo "FAILED: c.jsonl was emptied"; failures=$((failures + 1)); }
+line '{"id": 1, "prompt": "x"}' p
+bad 2 'overwritten' "${run[@]}" --input p.jsonl --output p.jsonl
+[ -s p.jsonl ] || { echo "FAILED: p.jsonl was emptied"; failures=$((failures + 1)); }
 cases=$((cases + 1))
 "$RIPPLEKV_BIN" version >/dev/full 2>err
 if [ $? != 5 ] || ! grep -q 'ERROR OUTPUT' err; then
