@@ -207,7 +207,8 @@ static void test_unused(void) {
     refuses(GEN "--ratio 0.1 --beta 2", "--beta has no effect: only --allocator pyramid");
     refuses(GEN "--ratio 0.1 --policy streaming --kernel 5", "--kernel has no effect");
     refuses(GEN "--ratio 0.1 --policy streaming --pool avg", "--pool has no effect");
-    refuses(GEN "--ratio 0.1 --policy streaming --group-reduce max", "--group-reduce has no effect");
+    refuses(GEN "--ratio 0.1 --policy streaming --group-reduce max",
+            "--group-reduce has no effect");
     refuses(GEN "--ratio 0.1 --policy streaming --pool-first", "--pool-first has no effect");
     refuses(GEN "--sensitivity s", "the whole cache is kept");
     refuses(GEN "--policy snapkv", "the whole cache is kept");
@@ -251,7 +252,7 @@ static void test_settings(void) {
     CU_ASSERT_PTR_NOT_NULL(strstr(line, "ratio=0.25"));
     CU_ASSERT_PTR_NOT_NULL(strstr(line, "beta=20"));
     CU_ASSERT_PTR_NOT_NULL(strstr(line, "kernel=7"));
-    CU_ASSERT_PTR_NULL(strstr(line, "gamma=")); /* ripple's */
+    CU_ASSERT_PTR_NULL(strstr(line, "gamma="));   /* ripple's */
     CU_ASSERT_PTR_NULL(strstr(line, "epsilon=")); /* profile's */
     rk_options_settings(&o, small, sizeof small);
     CU_ASSERT(strlen(small) < sizeof small);

@@ -30,7 +30,8 @@ struct rk_answers {
 };
 
 rk_status rk_answers_open(const rk_options *o, const rk_prompts *p, const rk_config *m,
-                          rk_answers_mode mode, FILE *out, const char *out_name, rk_answers **result) {
+                          rk_answers_mode mode, FILE *out, const char *out_name,
+                          rk_answers **result) {
     rk_answers *a = NULL;
     rk_status   st;
     *result = NULL;
@@ -44,7 +45,7 @@ rk_status rk_answers_open(const rk_options *o, const rk_prompts *p, const rk_con
     for (int i = 0; i < m->n_stop; i++) a->stop[a->n_stop++] = m->stop[i];
     a->n_stop_chat = a->n_stop;
     if (p->chat && rk_chat_stop(p->chat) >= 0) a->stop[a->n_stop_chat++] = rk_chat_stop(p->chat);
-    if (o->input) a->collected = rk_json_array();
+    if (o->input && mode == RK_ANSWERS_COLLECT) a->collected = rk_json_array();
     *result = a;
     return RK_OK;
 out:
@@ -155,8 +156,7 @@ static rk_json *answer_json(const rk_answers *a, int index, const rk_completion 
     else
         rk_json_set_strn(o, "id", rk_json_str(id, ""), rk_json_str_len(id));
     for (int64_t i = 0; i < c->n_new; i++) rk_json_add_int(ids, c->tokens[i]);
-    for (int l = 0; l < a->n_layers; l++)
-        rk_json_add_int(kept, c->kv_tokens[l]);
+    for (int l = 0; l < a->n_layers; l++) rk_json_add_int(kept, c->kv_tokens[l]);
     rk_json_set_strn(o, "text", w->text ? w->text : "", w->n);
     rk_json_set(o, "token_ids", ids);
     rk_json_set_int(o, "prompt_tokens", p->n_tokens);

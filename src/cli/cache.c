@@ -11,16 +11,17 @@
 static rk_status check_model(const rk_profile *f, const char *path, const rk_config *m) {
     char a[17], b[17];
     if (f->n_layers != m->n_layers)
-        return RK_FAIL(RK_E_INPUT,
-                       "%s is a profile of %s with %d layers; this model (%s) has %d: profile it",
-                       path, f->model_name, f->n_layers, m->name[0] ? m->name : m->arch, m->n_layers);
+        return RK_FAIL(
+            RK_E_INPUT, "%s is a profile of %s with %d layers; this model (%s) has %d: profile it",
+            path, f->model_name, f->n_layers, m->name[0] ? m->name : m->arch, m->n_layers);
     uint64_t mine = rk_config_shape_hash(m);
     if (f->model_shape_hash == mine) return RK_OK;
-    return RK_FAIL(RK_E_INPUT,
-                   "%s is a profile of another model (%s, model_shape_hash %s); this one (%s) has %s: "
-                   "profile it",
-                   path, f->model_name, rk_hash_hex(f->model_shape_hash, a),
-                   m->name[0] ? m->name : m->arch, rk_hash_hex(mine, b));
+    return RK_FAIL(
+        RK_E_INPUT,
+        "%s is a profile of another model (%s, model_shape_hash %s); this one (%s) has %s: "
+        "profile it",
+        path, f->model_name, rk_hash_hex(f->model_shape_hash, a), m->name[0] ? m->name : m->arch,
+        rk_hash_hex(mine, b));
 }
 
 static rk_status read_sensitivity(rk_cache_plan *p, const rk_config *model) {

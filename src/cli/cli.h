@@ -46,7 +46,7 @@ rk_select_params rk_cli_select(const rk_options *o);
 rk_status rk_cli_partition(const rk_config *m, const rk_engine_config *e, int n_stages, int *begin);
 rk_json  *rk_cli_dry_stages(const rk_config *m, const rk_engine_config *e, int n_stages,
                             const int *begin);
-void rk_cli_show_stages(const rk_json *stages);
+void      rk_cli_show_stages(const rk_json *stages);
 
 /* Times and bytes of each stage of a finished run. */
 rk_json *rk_cli_stages(const rk_engine *e);

@@ -30,10 +30,10 @@ typedef struct generation {
     rk_prompts     prompts;
     rk_cache_plan  cache;
     rk_answers    *answers;
-    FILE          *file; /* --output */
-    int32_t       *budgets; /* [n][L] */
+    FILE          *file;     /* --output */
+    int32_t       *budgets;  /* [n][L] */
     rk_request    *requests; /* [n] */
-    rk_completion *done; /* [n] */
+    rk_completion *done;     /* [n] */
     double         run_s;
 } generation;
 
@@ -192,10 +192,11 @@ static rk_status open_answers(generation *g) {
                            &g->answers);
 }
 
-static rk_status lead(generation *g) {
+static rk_status answer_all(generation *g) {
     RK_TRY(open_answers(g));
     RK_TRY(make_requests(g));
-    int              size = rk_tokenizer_size(g->prompts.tokenizer), V = rk_weights_config(g->w)->n_vocab;
+    int              size = rk_tokenizer_size(g->prompts.tokenizer);
+    int              V = rk_weights_config(g->w)->n_vocab;
     rk_batch_options b = {.n_usable = size < V ? size : V,
                           .first_compressed = strcmp(g->c->o->first_token, "compressed") == 0,
                           .on_token = rk_answers_on_token,
@@ -204,7 +205,15 @@ static rk_status lead(generation *g) {
     double           t = rk_now_s();
     RK_TRY(rk_batch_run(g->e, &b, g->requests, g->prompts.n, g->done));
     g->run_s = rk_now_s() - t;
-    return rk_engine_stop(g->e);
+    return RK_OK;
+}
+
+static rk_status lead(generation *g) {
+    rk_status st = answer_all(g);
+    /* A disk that is full leaves the engine whole: the ranks can still part in order. */
+    if (st != RK_OK && st != RK_E_OUTPUT) return st;
+    RK_TRY(rk_engine_stop(g->e));
+    return st;
 }
 
 static void warn_weights(const generation *g) {
@@ -299,10 +308,16 @@ static rk_status run(generation *g) {
     if (c->leader) rk_cli_log_settings(c->o);
     rk_engine_config cfg = engine_config(g);
     RK_TRY(rk_cli_phase(c, rk_engine_open(c->world, g->w, &cfg, &g->e)));
-    if (!c->leader) return rk_engine_serve(g->e);
-    warn_weights(g);
-    RK_TRY(lead(g));
-    return finish(g);
+    rk_status st = RK_OK;
+    if (c->leader) {
+        warn_weights(g);
+        st = lead(g);
+        if (st == RK_OK) st = finish(g);
+        if (st != RK_OK && st != RK_E_OUTPUT) return st; /* the others are still at work */
+    } else {
+        RK_TRY(rk_engine_serve(g->e));
+    }
+    return rk_cli_phase(c, st);
 }
 
 rk_status rk_cmd_generate(rk_cli *c) {

@@ -107,11 +107,20 @@ static rk_json *model_json(const rk_weights *w) {
 static rk_status show_member(void *arg, const char *key, const rk_json *v) {
     (void)arg;
     switch (rk_json_kind_of(v)) {
-    case RK_JSON_STRING: printf("%-18s %s\n", key, rk_json_str(v, "")); break;
-    case RK_JSON_INT: printf("%-18s %lld\n", key, (long long)rk_json_int(v, 0)); break;
-    case RK_JSON_REAL: printf("%-18s %.6g\n", key, rk_json_num(v, 0)); break;
-    case RK_JSON_BOOL: printf("%-18s %s\n", key, rk_json_bool(v, false) ? "yes" : "no"); break;
-    default: break;
+    case RK_JSON_STRING:
+        printf("%-18s %s\n", key, rk_json_str(v, ""));
+        break;
+    case RK_JSON_INT:
+        printf("%-18s %lld\n", key, (long long)rk_json_int(v, 0));
+        break;
+    case RK_JSON_REAL:
+        printf("%-18s %.6g\n", key, rk_json_num(v, 0));
+        break;
+    case RK_JSON_BOOL:
+        printf("%-18s %s\n", key, rk_json_bool(v, false) ? "yes" : "no");
+        break;
+    default:
+        break;
     }
     return RK_OK;
 }
@@ -258,8 +267,8 @@ rk_status rk_cmd_inspect(rk_cli *c) {
     else if (file && (ends_with(path, ".h5") || begins_with(path, "\x89HDF\r\n\x1a\n", 8)))
         RK_TRY(inspect_profile(c));
     else
-        return RK_FAIL(RK_E_INPUT,
-                       "%s is neither a model (a folder or a .gguf file) nor a sensitivity file (HDF5)",
-                       path);
+        return RK_FAIL(
+            RK_E_INPUT,
+            "%s is neither a model (a folder or a .gguf file) nor a sensitivity file (HDF5)", path);
     return rk_cli_flush_stdout();
 }

@@ -49,10 +49,11 @@ static rk_status check_shape(const profiling *g) {
     const rk_config  *m = rk_weights_config(g->w);
     int               n = rk_comm_size(g->c->world);
     if (o->context + o->response > m->max_positions)
-        return RK_FAIL(RK_E_USAGE,
-                       "--context %lld and --response %lld do not fit in the model's context of %lld "
-                       "tokens",
-                       (long long)o->context, (long long)o->response, (long long)m->max_positions);
+        return RK_FAIL(
+            RK_E_USAGE,
+            "--context %lld and --response %lld do not fit in the model's context of %lld "
+            "tokens",
+            (long long)o->context, (long long)o->response, (long long)m->max_positions);
     if (n % o->replicas != 0)
         return RK_FAIL(RK_E_USAGE, "--replicas %lld does not divide the %d ranks",
                        (long long)o->replicas, n);
@@ -222,8 +223,9 @@ static void show_table(const profiling *g) {
     printf("noise floor %.2e nats per token (what rounding alone shows), epsilon %g, %d samples\n",
            p->noise_floor, p->epsilon[0], p->n_samples);
     if (isfinite(g->cost.profile_s))
-        printf("cost of a sample: prefill %.2f s, with all layers measured %.2f s = %.1f prefills\n",
-               g->cost.prefill_s, g->cost.profile_s, g->cost.prefills);
+        printf(
+            "cost of a sample: prefill %.2f s, with all layers measured %.2f s = %.1f prefills\n",
+            g->cost.prefill_s, g->cost.profile_s, g->cost.prefills);
     if (g->cost.n_resumed) printf("%d pieces of work were there already\n", g->cost.n_resumed);
     printf("written to %s\n", g->c->o->output);
 }
@@ -254,9 +256,11 @@ static rk_status run(profiling *g) {
                            .stop_request = &stop_request};
     RK_TRY(rk_profiler_run(c->world, g->e, g->replica, g->index, (int)o->replicas, &job, &g->out,
                            &g->cost));
-    if (!c->leader) return RK_OK;
-    (o->json ? show_json : show_table)(g);
-    return rk_cli_flush_stdout();
+    if (c->leader) {
+        (o->json ? show_json : show_table)(g);
+        return rk_cli_phase(c, rk_cli_flush_stdout());
+    }
+    return rk_cli_phase(c, RK_OK);
 }
 
 rk_status rk_cmd_profile(rk_cli *c) {

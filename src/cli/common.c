@@ -65,7 +65,8 @@ rk_select_params rk_cli_select(const rk_options *o) {
 
 /* ---- stages ---- */
 
-rk_status rk_cli_partition(const rk_config *m, const rk_engine_config *e, int n_stages, int *begin) {
+rk_status rk_cli_partition(const rk_config *m, const rk_engine_config *e, int n_stages,
+                           int *begin) {
     bool fixed = false;
     RK_TRY(rk_plan_parse_partition(e->partition, m->n_layers, n_stages, begin, &fixed));
     if (fixed) return RK_OK;
@@ -91,20 +92,20 @@ rk_json *rk_cli_dry_stages(const rk_config *m, const rk_engine_config *e, int n_
     rk_json *list = rk_json_array();
     int      bytes = strcmp(e->backend, "ref") == 0 ? 4 : 2;
     for (int p = 0; p < n_stages; p++) {
-        rk_plan_memory_spec s = {.config = m,
-                                 .layer_begin = begin[p],
-                                 .layer_end = begin[p + 1],
-                                 .has_embed = p == 0,
-                                 .has_head = p == n_stages - 1,
-                                 .weight_bytes = bytes,
-                                 .kv_bytes = bytes,
-                                 .n_prompt = e->max_prompt,
-                                 .n_new = e->max_new,
-                                 .n_sequences = e->max_sequences,
-                                 .budget = e->budget,
-                                 .max_rows = max64(max64(e->chunk, e->row_cap),
-                                                   max64(e->max_sequences, 64)),
-                                 .max_logit_rows = max64(64, e->max_response)};
+        rk_plan_memory_spec s = {
+            .config = m,
+            .layer_begin = begin[p],
+            .layer_end = begin[p + 1],
+            .has_embed = p == 0,
+            .has_head = p == n_stages - 1,
+            .weight_bytes = bytes,
+            .kv_bytes = bytes,
+            .n_prompt = e->max_prompt,
+            .n_new = e->max_new,
+            .n_sequences = e->max_sequences,
+            .budget = e->budget,
+            .max_rows = max64(max64(e->chunk, e->row_cap), max64(e->max_sequences, 64)),
+            .max_logit_rows = max64(64, e->max_response)};
         if (rk_select_needs_scores(&e->select)) s.window = e->select.window;
         rk_plan_memory mem;
         rk_plan_memory_of(&s, &mem);
@@ -126,7 +127,8 @@ rk_json *rk_cli_dry_stages(const rk_config *m, const rk_engine_config *e, int n_
 void rk_cli_show_stages(const rk_json *stages) {
     static const char *const keys[] = {"weight_bytes", "kv_peak_bytes", "kv_bytes", "buffer_bytes",
                                        "total_bytes"};
-    printf("stage  layers        weights    cache peak   cache after       buffers         total\n");
+    printf(
+        "stage  layers        weights    cache peak   cache after       buffers         total\n");
     for (size_t p = 0; p < rk_json_len(stages); p++) {
         const rk_json *s = rk_json_at(stages, p), *layers = rk_json_get(s, "layers");
         char           text[32], range[32];
@@ -134,7 +136,8 @@ void rk_cli_show_stages(const rk_json *stages) {
                  (long long)rk_json_int(rk_json_at(layers, 1), 0));
         printf("%5zu  %-8s", p, range);
         for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
-            printf(" %*s", k ? 13 : 12, rk_mem_human(rk_json_int(rk_json_get(s, keys[k]), 0), text));
+            printf(" %*s", k ? 13 : 12,
+                   rk_mem_human(rk_json_int(rk_json_get(s, keys[k]), 0), text));
         putchar('\n');
     }
 }

@@ -8,7 +8,7 @@
 #include "cli/cli.h"
 
 static rk_status (*const commands[RK_CMDS])(rk_cli *c) = {
-    [RK_CMD_PROFILE] = rk_cmd_profile, [RK_CMD_BUDGET] = rk_cmd_budget,
+    [RK_CMD_PROFILE] = rk_cmd_profile,   [RK_CMD_BUDGET] = rk_cmd_budget,
     [RK_CMD_GENERATE] = rk_cmd_generate, [RK_CMD_INSPECT] = rk_cmd_inspect,
     [RK_CMD_VERSION] = rk_cmd_version,
 };

@@ -109,7 +109,8 @@ static rk_status find_option(rk_command c, const char *name, size_t n, rk_opt *o
     char users[96];
     for (int i = 0; i < RK_OPTS; i++) {
         const rk_option_row *row = &rk_option_rows[i];
-        if (!(row->commands & 1u << c) || strlen(row->name) != n || strncmp(row->name, name, n) != 0)
+        if (!(row->commands & 1u << c) || strlen(row->name) != n ||
+            strncmp(row->name, name, n) != 0)
             continue;
         *out = (rk_opt)i;
         return RK_OK;
@@ -163,16 +164,16 @@ static rk_status parse_seed(const rk_option_row *row, const char *text, uint64_t
     errno = 0;
     unsigned long long v = strtoull(text, &end, 10);
     if (*text < '0' || *text > '9' || *end || errno)
-        return RK_FAIL(RK_E_USAGE, "--%s %.*s: must be a whole number from 0 to 2^64 - 1", row->name,
-                       SHOWN, text);
+        return RK_FAIL(RK_E_USAGE, "--%s %.*s: must be a whole number from 0 to 2^64 - 1",
+                       row->name, SHOWN, text);
     *out = v;
     return RK_OK;
 }
 
 /* A number that ends at stop (a character or the end of the text); *text is moved there. whole is
  * what was typed. */
-static rk_status parse_real(const rk_option_row *row, const char *whole, const char **text, char stop,
-                            double *out) {
+static rk_status parse_real(const rk_option_row *row, const char *whole, const char **text,
+                            char stop, double *out) {
     const char *p = *text;
     char       *end;
     double      v = strtod(p, &end);
@@ -216,9 +217,14 @@ static rk_status check_choice(const rk_option_row *row, const char *text) {
 static rk_status store(const rk_option_row *row, const char *text, rk_options *o) {
     char *at = (char *)o + row->offset;
     switch (row->type) {
-    case RK_OPTION_FLAG: memcpy(at, &(bool){true}, sizeof(bool)); return RK_OK;
-    case RK_OPTION_CHOICE: RK_TRY(check_choice(row, text)); break;
-    case RK_OPTION_TEXT: break;
+    case RK_OPTION_FLAG:
+        memcpy(at, &(bool){true}, sizeof(bool));
+        return RK_OK;
+    case RK_OPTION_CHOICE:
+        RK_TRY(check_choice(row, text));
+        break;
+    case RK_OPTION_TEXT:
+        break;
     case RK_OPTION_TEXTS:
         if (o->stop.n == RK_OPT_LIST_MAX)
             return RK_FAIL(RK_E_USAGE, "--%s: at most %d times", row->name, RK_OPT_LIST_MAX);
@@ -243,7 +249,8 @@ static rk_status store(const rk_option_row *row, const char *text, rk_options *o
         memcpy(at, &v, sizeof v);
         return RK_OK;
     }
-    case RK_OPTION_REALS: return parse_reals(row, text, o);
+    case RK_OPTION_REALS:
+        return parse_reals(row, text, o);
     }
     memcpy(at, &text, sizeof text);
     return RK_OK;
@@ -269,11 +276,14 @@ static rk_status take_option(int argc, char *const *argv, int *i, rk_options *o)
         if (*i + 1 >= argc) return RK_FAIL(RK_E_USAGE, "--%s needs a value", row->name);
         value = argv[++*i];
         if (strncmp(value, "--", 2) == 0)
-            return RK_FAIL(RK_E_USAGE, "--%s needs a value, but %.*s follows; --%s=%.*s if that is "
-                           "the value", row->name, SHOWN, value, row->name, SHOWN, value);
+            return RK_FAIL(RK_E_USAGE,
+                           "--%s needs a value, but %.*s follows; --%s=%.*s if that is "
+                           "the value",
+                           row->name, SHOWN, value, row->name, SHOWN, value);
     }
     /* An empty prompt is bad input, found with the other prompts. */
-    if (value && !*value && id != RK_OPT_PROMPT) return RK_FAIL(RK_E_USAGE, "--%s: the value is empty", row->name);
+    if (value && !*value && id != RK_OPT_PROMPT)
+        return RK_FAIL(RK_E_USAGE, "--%s: the value is empty", row->name);
     if (o->given[id] && row->type != RK_OPTION_TEXTS)
         return RK_FAIL(RK_E_USAGE, "--%s is given twice", row->name);
     o->given[id] = true;
@@ -307,32 +317,41 @@ static rk_status take_words(int argc, char *const *argv, int from, rk_options *o
 /* ---- what goes together ---- */
 
 const char *rk_options_unused(const rk_options *o, rk_opt id) {
-    bool full = rk_options_full_cache(o);
-    bool ripple = o->allocator && strcmp(o->allocator, "ripple") == 0;
-    bool pyramid = o->allocator && strcmp(o->allocator, "pyramid") == 0;
-    bool snapkv = strcmp(o->policy, "snapkv") == 0;
+    bool              full = rk_options_full_cache(o);
+    bool              ripple = o->allocator && strcmp(o->allocator, "ripple") == 0;
+    bool              pyramid = o->allocator && strcmp(o->allocator, "pyramid") == 0;
+    bool              snapkv = strcmp(o->policy, "snapkv") == 0;
     static const char keeps_all[] = "without --ratio or --budget the whole cache is kept";
     switch (id) {
-    case RK_OPT_ALLOCATOR: return full ? keeps_all : NULL;
+    case RK_OPT_ALLOCATOR:
+        return full ? keeps_all : NULL;
     case RK_OPT_SENSITIVITY:
         if (o->command == RK_CMD_BUDGET) return NULL; /* it says how many layers there are */
         return full ? keeps_all : ripple ? NULL : "only --allocator ripple reads it";
     case RK_OPT_R:
     case RK_OPT_GAMMA:
         return full ? keeps_all : ripple ? NULL : "only --allocator ripple reads it";
-    case RK_OPT_BETA: return full ? keeps_all : pyramid ? NULL : "only --allocator pyramid reads it";
-    case RK_OPT_POLICY: return full && strcmp(o->policy, "full") != 0 ? keeps_all : NULL;
+    case RK_OPT_BETA:
+        return full ? keeps_all : pyramid ? NULL : "only --allocator pyramid reads it";
+    case RK_OPT_POLICY:
+        return full && strcmp(o->policy, "full") != 0 ? keeps_all : NULL;
     case RK_OPT_POOL:
     case RK_OPT_KERNEL:
     case RK_OPT_GROUP_REDUCE:
     case RK_OPT_POOL_FIRST:
         return full ? keeps_all : snapkv ? NULL : "only --policy snapkv reads it";
-    case RK_OPT_FIRST_TOKEN: return full ? keeps_all : NULL;
-    case RK_OPT_CHAT: return o->input ? "each line of --input says what it is" : NULL;
-    case RK_OPT_CHAT_TEMPLATE: return o->chat || o->input ? NULL : "the prompt is no --chat";
-    case RK_OPT_BATCH: return o->input ? NULL : "there is one prompt";
-    case RK_OPT_TOP_P: return o->temperature > 0 ? NULL : "--temperature is 0";
-    default: return NULL;
+    case RK_OPT_FIRST_TOKEN:
+        return full ? keeps_all : NULL;
+    case RK_OPT_CHAT:
+        return o->input ? "each line of --input says what it is" : NULL;
+    case RK_OPT_CHAT_TEMPLATE:
+        return o->chat || o->input ? NULL : "the prompt is no --chat";
+    case RK_OPT_BATCH:
+        return o->input ? NULL : "there is one prompt";
+    case RK_OPT_TOP_P:
+        return o->temperature > 0 ? NULL : "--temperature is 0";
+    default:
+        return NULL;
     }
 }
 
@@ -340,14 +359,15 @@ static rk_status check_required(const rk_options *o) {
     for (int i = 0; i < RK_OPTS; i++) {
         const rk_option_row *row = &rk_option_rows[i];
         if ((row->required & 1u << o->command) && !o->given[i])
-            return RK_FAIL(RK_E_USAGE, "%s needs --%s %s: %s", rk_command_name(o->command), row->name,
-                           row->arg, row->help);
+            return RK_FAIL(RK_E_USAGE, "%s needs --%s %s: %s", rk_command_name(o->command),
+                           row->name, row->arg, row->help);
     }
     if (o->command == RK_CMD_INSPECT && !o->positional)
         return RK_FAIL(RK_E_USAGE, "inspect needs the PATH of a model or a sensitivity file");
     if (o->command == RK_CMD_BUDGET && !o->sensitivity && !o->model)
-        return RK_FAIL(RK_E_USAGE, "budget needs --sensitivity FILE.h5, or --model PATH to know the "
-                                   "number of layers");
+        return RK_FAIL(RK_E_USAGE,
+                       "budget needs --sensitivity FILE.h5, or --model PATH to know the "
+                       "number of layers");
     return RK_OK;
 }
 
@@ -396,8 +416,7 @@ static rk_status check(rk_options *o) {
     if (o->command == RK_CMD_GENERATE) RK_TRY(check_generate(o));
     for (int i = 0; i < RK_OPTS; i++) {
         const char *why = o->given[i] ? rk_options_unused(o, (rk_opt)i) : NULL;
-        if (why)
-            return RK_FAIL(RK_E_USAGE, "--%s has no effect: %s", rk_option_rows[i].name, why);
+        if (why) return RK_FAIL(RK_E_USAGE, "--%s has no effect: %s", rk_option_rows[i].name, why);
     }
     return RK_OK;
 }
@@ -406,8 +425,9 @@ rk_status rk_options_parse(int argc, char *const *argv, rk_options *out) {
     rk_options o;
     RK_TRY(set_defaults(&o));
     if (argc < 2)
-        return RK_FAIL(RK_E_USAGE, "no command; there are profile, budget, generate, inspect, version, "
-                                   "help");
+        return RK_FAIL(RK_E_USAGE,
+                       "no command; there are profile, budget, generate, inspect, version, "
+                       "help");
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         o.command = RK_CMD_HELP;
         *out = o;

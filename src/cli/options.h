@@ -77,8 +77,8 @@ enum { RK_OPT_LIST_MAX = 16 };
 /* Values of all options, defaults where not given; texts point into argv or the table. */
 typedef struct rk_options {
     rk_command  command;
-    bool        help;        /* --help: nothing else was checked */
-    const char *positional;  /* inspect PATH, help COMMAND; or NULL */
+    bool        help;       /* --help: nothing else was checked */
+    const char *positional; /* inspect PATH, help COMMAND; or NULL */
     bool        given[RK_OPTS];
 
     const char *model, *backend, *dtype, *numerics, *weights; /* dtype, weights: NULL or as given */

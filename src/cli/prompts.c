@@ -182,8 +182,8 @@ static rk_status known_key(void *arg, const char *key, const rk_json *value) {
 static rk_status take_id(const loader *l, const rk_json *v, rk_prompt *p) {
     rk_json_kind kind = rk_json_kind_of(v);
     if (kind != RK_JSON_STRING && kind != RK_JSON_INT)
-        return RK_FAIL(RK_E_INPUT, "%s: `id` must be a string or a whole number, it is %s", l->origin,
-                       v ? rk_json_kind_name(v) : "absent");
+        return RK_FAIL(RK_E_INPUT, "%s: `id` must be a string or a whole number, it is %s",
+                       l->origin, v ? rk_json_kind_name(v) : "absent");
     p->id = rk_json_object();
     if (kind == RK_JSON_STRING)
         rk_json_set_strn(p->id, "id", rk_json_str(v, ""), rk_json_str_len(v));
@@ -277,7 +277,8 @@ out:
 }
 
 static rk_status load(loader *l) {
-    RK_TRY(rk_tokenizer_open_model(rk_weights_path(l->w), rk_weights_gguf(l->w), &l->out->tokenizer));
+    RK_TRY(
+        rk_tokenizer_open_model(rk_weights_path(l->w), rk_weights_gguf(l->w), &l->out->tokenizer));
     if (l->o->input) return load_lines(l, l->o->input);
     l->origin = "--prompt";
     if (l->o->prompt) return add_single(l, l->o->prompt, strlen(l->o->prompt));

@@ -6,7 +6,7 @@
 #include "core/weights.h"
 
 typedef struct rk_prompt {
-    rk_json *id; /* a string or whole number, owned */
+    rk_json *id;     /* a string or whole number, owned */
     int32_t *tokens; /* [n_tokens], owned */
     int64_t  n_tokens, max_new;
     bool     chat; /* made with the chat template: its end of turn stops the answer */
