@@ -538,7 +538,7 @@ static bool has_shape(hid_t space, int rank, const hsize_t *dim) {
 
 static rk_status get(const reader *r, const char *name, kind k, int rank, const hsize_t *dim,
                      void *value) {
-    hid_t a;
+    hid_t a = H5I_INVALID_HID;
     RK_TRY(open_attribute(r, name, &a));
     hid_t     type = H5Aget_type(a), space = H5Aget_space(a);
     rk_status st = RK_OK;
@@ -556,7 +556,7 @@ static rk_status get(const reader *r, const char *name, kind k, int rank, const 
 
 /* A text of at most size bytes into buf[size + 1]. */
 static rk_status get_text(const reader *r, const char *name, size_t size, char *buf) {
-    hid_t a;
+    hid_t a = H5I_INVALID_HID;
     RK_TRY(open_attribute(r, name, &a));
     hid_t     type = H5Aget_type(a), space = H5Aget_space(a);
     rk_status st = RK_OK;

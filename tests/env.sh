@@ -23,9 +23,12 @@ if [ "$(id -u)" = 0 ]; then
 fi
 
 # Sanitizer builds: the MPI library leaks a little at exit. Its frames have no frame pointers, so
-# that the suppressions match only with the slow unwinder; the unit suites never start MPI.
+# that the suppressions match only with the slow unwinder; of the suites only golden ones start MPI.
 unwind=0
-case $1 in */rk_tests) unwind=1 ;; esac
+case "$1 ${2:-}" in
+*/rk_tests\ golden_*) ;;
+*/rk_tests*) unwind=1 ;;
+esac
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:fast_unwind_on_malloc=$unwind}
 export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=$RIPPLEKV_ROOT/tests/lsan.supp:print_suppressions=0:use_tls=0}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
