@@ -180,6 +180,19 @@ rk_status rk_host_rope_append(rk_backend *be, const rk_attn_shape *sh, float *qk
 
 /* ---- compaction ---- */
 
+/* Limb by limb: the sum of two limbs, split again, need not give the same two (ties of the hi limb). */
+static void page_copy(void *to, int64_t to_at, const void *from, int64_t from_at, rk_dtype t,
+                      int64_t page_count) {
+    if (t == RK_F32) {
+        ((float *)to)[to_at] = ((const float *)from)[from_at];
+        return;
+    }
+    uint16_t       *a = to;
+    const uint16_t *b = from;
+    a[to_at] = b[from_at];
+    if (t == RK_BF16X2) a[page_count + to_at] = b[page_count + from_at];
+}
+
 rk_status rk_host_kv_gather(rk_backend *be, int head_dim, const rk_span *chain, int n_spans,
                             const int32_t *slot, int32_t n, const rk_span *dst) {
     (void)be;
@@ -189,6 +202,7 @@ rk_status rk_host_kv_gather(rk_backend *be, int head_dim, const rk_span *chain, 
         while (at < n_spans && slot[i] >= before + chain[at].n) before += chain[at++].n;
         RK_ASSERT(at < n_spans);
         const rk_span *s = &chain[at];
+        RK_ASSERT(s->k_dtype == dst->k_dtype && s->v_dtype == dst->v_dtype);
         int64_t        from = slot[i] - before;
         int            fs = rk_span_slot(s, from), ts = rk_span_slot(dst, i);
         const char *k = (const char *)s->k + rk_span_page(s, from) * rk_page_bytes(d, s->k_dtype);
@@ -196,10 +210,8 @@ rk_status rk_host_kv_gather(rk_backend *be, int head_dim, const rk_span *chain, 
         char       *tk = (char *)dst->k + rk_span_page(dst, i) * rk_page_bytes(d, dst->k_dtype);
         char       *tv = (char *)dst->v + rk_span_page(dst, i) * rk_page_bytes(d, dst->v_dtype);
         for (int j = 0; j < d; j++) {
-            rk_page_put(tk, dst->k_dtype, rk_kpage_at(ts, j, d), count,
-                        rk_page_get(k, s->k_dtype, rk_kpage_at(fs, j, d), count));
-            rk_page_put(tv, dst->v_dtype, rk_vpage_at(ts, j, d), count,
-                        rk_page_get(v, s->v_dtype, rk_vpage_at(fs, j, d), count));
+            page_copy(tk, rk_kpage_at(ts, j, d), k, rk_kpage_at(fs, j, d), s->k_dtype, count);
+            page_copy(tv, rk_vpage_at(ts, j, d), v, rk_vpage_at(fs, j, d), s->v_dtype, count);
         }
     }
     return RK_OK;

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 enum { ALIGN = 64, HUGE = 2 << 20, BIG = 4 << 20 };
 #define MAGIC 0x524b4d454d4f4b21ull
@@ -137,13 +139,47 @@ static int64_t read_number(const char *path, const char *key) {
     return value;
 }
 
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* What the cgroup at a path (below /sys/fs/cgroup, "" for the top) leaves; INT64_MAX: no limit. */
+static int64_t cgroup_left(const char *path) {
+    char limit_file[1200], used_file[1200];
+    snprintf(limit_file, sizeof limit_file, "/sys/fs/cgroup%.1000s/memory.max", path);
+    snprintf(used_file, sizeof used_file, "/sys/fs/cgroup%.1000s/memory.current", path);
+    int64_t limit = read_number(limit_file, ""), used = read_number(used_file, "");
+    if (limit < 0 || used < 0) return INT64_MAX;
+    return limit > used ? limit - used : 0;
+}
+
+/* The process's own cgroup (version 2) and every one above it. */
+static int64_t cgroups_left(void) {
+    char    path[1000] = "", line[1100];
+    int64_t left = INT64_MAX;
+    FILE   *f = fopen("/proc/self/cgroup", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (strncmp(line, "0::", 3) == 0) snprintf(path, sizeof path, "%.*s", (int)strcspn(line + 3, "\n"), line + 3);
+    if (f) fclose(f);
+    for (;;) {
+        left = least(left, cgroup_left(path));
+        char *slash = strrchr(path, '/');
+        if (!slash) return left;
+        *slash = 0;
+    }
+}
+
+/* What `ulimit -v` leaves. */
+static int64_t address_space_left(void) {
+    struct rlimit r;
+    int64_t       pages = read_number("/proc/self/statm", "");
+    if (getrlimit(RLIMIT_AS, &r) != 0 || r.rlim_cur == RLIM_INFINITY || pages < 0) return INT64_MAX;
+    int64_t used = pages * sysconf(_SC_PAGESIZE), limit = (int64_t)r.rlim_cur;
+    return limit > used ? limit - used : 0;
+}
+
 int64_t rk_mem_available(void) {
     int64_t kib = read_number("/proc/meminfo", "MemAvailable:");
-    int64_t best = kib >= 0 ? kib * 1024 : INT64_MAX;
-    int64_t limit = read_number("/sys/fs/cgroup/memory.max", "");
-    int64_t used = read_number("/sys/fs/cgroup/memory.current", "");
-    if (limit > 0 && used >= 0 && limit - used < best) best = limit > used ? limit - used : 0;
-    return best;
+    int64_t machine = kib >= 0 ? kib * 1024 : INT64_MAX;
+    return least(machine, least(cgroups_left(), address_space_left()));
 }
 
 const char *rk_mem_human(int64_t bytes, char buf[32]) {

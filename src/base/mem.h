@@ -31,8 +31,8 @@ void rk_mem_freeze(bool on);
 /* Make the n-th allocation from now fail with RK_E_MEM (0: off). For tests. */
 void rk_mem_fail_at(int64_t n);
 
-/* Memory that the machine can still give this process: the smaller of MemAvailable and what the
- * cgroup leaves; INT64_MAX where unknown. */
+/* Memory that the machine can still give this process: the least of MemAvailable, what its cgroups
+ * (version 2) leave, and what `ulimit -v` leaves; INT64_MAX where unknown. */
 int64_t rk_mem_available(void);
 
 /* "1.2 GiB" into a caller's buffer of 32; returns buf. */
