@@ -122,6 +122,8 @@ rk_status rk_comm_start(int *argc, char ***argv, rk_comm **world) {
     /* Some MPI libraries end the process themselves here: say it before they do. */
     if (lone && tasks > 1) return refuse_slurm(tasks);
     if (lone) setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
+    /* Where /sys is not mounted (a chroot) hwloc, under MPI, would write a line of its own. */
+    setenv("HWLOC_HIDE_ERRORS", "2", 0);
 
     int level = MPI_THREAD_SINGLE;
     RK_MPI(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &level), "start");

@@ -15,6 +15,7 @@ if [ -z "${RIPPLEKV_MODEL:-}" ] && [ -f "$model" ]; then export RIPPLEKV_MODEL=$
 
 # Ranks share the cores of one machine and stay on its loopback.
 export OMPI_MCA_rmaps_base_oversubscribe=1
+export HWLOC_HIDE_ERRORS=2 # mpirun's own, where /sys is not mounted
 export OMPI_MCA_hwloc_base_binding_policy=none
 export OMPI_MCA_mpi_yield_when_idle=1
 export OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_oob_tcp_if_include=lo
