@@ -163,7 +163,7 @@ const char *rk_options_settings(const rk_options *o, char *buf, size_t cap) {
     size_t used = 0;
     buf[0] = 0;
     for (int id = 0; id < RK_OPTS; id++) {
-        char value[48]; /* a prompt's beginning is enough */
+        char value[256]; /* paths whole; of a prompt the beginning */
         bool floor_only = id == RK_OPT_WINDOW || id == RK_OPT_SINKS;
         if (!(rk_option_rows[id].commands & 1u << o->command) || rk_options_unused(o, (rk_opt)id))
             continue;
