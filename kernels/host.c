@@ -85,13 +85,6 @@ void rk_page_put(void *page, rk_dtype t, int64_t at, int64_t page_count, float v
     if (t == RK_BF16X2) p[page_count + at] = rk_f32_to_bf16(value - rk_bf16_to_f32(hi));
 }
 
-float rk_page_get(const void *page, rk_dtype t, int64_t at, int64_t page_count) {
-    if (t == RK_F32) return ((const float *)page)[at];
-    const uint16_t *p = page;
-    float           hi = rk_bf16_to_f32(p[at]);
-    return t == RK_BF16X2 ? hi + rk_bf16_to_f32(p[page_count + at]) : hi;
-}
-
 rk_status rk_host_embed(rk_backend *be, const rk_mat *table, const int32_t *tokens, int n, float *x) {
     (void)be;
     for (int i = 0; i < n; i++)

@@ -38,9 +38,8 @@ rk_status rk_host_kl_rows(rk_backend *be, const float *ref, int n_ref, const flo
 /* Grow-only scratch; contents are lost when it grows. */
 rk_status rk_host_scratch(rk_host *h, int slot, int64_t bytes, void **out);
 
-/* One value of a page. */
-void  rk_page_put(void *page, rk_dtype t, int64_t at, int64_t page_count, float value);
-float rk_page_get(const void *page, rk_dtype t, int64_t at, int64_t page_count);
+/* Store one value of a page, split into limbs where its type has two. */
+void rk_page_put(void *page, rk_dtype t, int64_t at, int64_t page_count, float value);
 
 /* Page that holds slot i of a span, and the slot within it. */
 static inline int64_t rk_span_page(const rk_span *s, int64_t i) { return (s->first + i) / RK_PAGE_KEYS; }

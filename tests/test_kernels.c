@@ -1,68 +1,20 @@
 /* test_kernels.c - layouts, backends, pool and the ops without a cache: each op on every
  * instruction set and thread count gives the same bits, within a bound of ref or of a sum in
  * double. */
-#include <CUnit/CUnit.h>
-#include <CUnit/TestDB.h>
 #include <float.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/mem.h"
-#include "base/rng.h"
-#include "kernels/backend.h"
 #include "kernels/cpu_isa.h"
 #include "kernels/pool.h"
+#include "tests/kernel_fixture.h"
 #include "tests/suites.h"
 
-enum { MAX_CPU = 9, BAND = 256 };
-
-static const char *const isa_names[] = {"scalar", "avx2", "avx512"};
-enum { N_ISAS = sizeof isa_names / sizeof *isa_names };
-
-static rk_backend *cpus[MAX_CPU], *ref; /* cpus[0]: scalar, 1 thread */
-static int         n_cpus;
-
-static int open_backends(void) {
-    n_cpus = 0;
-    for (int i = 0; i < N_ISAS; i++)
-        for (int t = 1; t <= 3 && rk_backend_has_isa(isa_names[i]); t++)
-            if (rk_backend_open("cpu", t, isa_names[i], &cpus[n_cpus++]) != RK_OK) return 1;
-    return rk_backend_open("ref", 2, NULL, &ref) != RK_OK;
-}
-
-static int close_backends(void) {
-    for (int i = 0; i < n_cpus; i++) rk_backend_close(cpus[i]);
-    rk_backend_close(ref);
-    return 0;
-}
-
-/* A check whose text names the case. */
-__attribute__((format(printf, 3, 4))) static void check(bool ok, int line, const char *fmt, ...) {
-    char    text[256];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    CU_assertImplementation(ok, (unsigned)line, text, __FILE__, "", CU_FALSE);
-}
-#define CHECK(ok, ...) check((ok), __LINE__, __VA_ARGS__)
-#define OK(call)       CU_ASSERT_EQUAL((call), RK_OK)
-
-static void *zeroed(int64_t bytes) {
-    void *p = NULL;
-    CU_ASSERT_EQUAL_FATAL(rk_mem_alloc(bytes + 1, 1, "test", &p), RK_OK);
-    return p;
-}
-
 static float *normals(int64_t n, uint32_t id, float scale) {
-    float *x = zeroed((n + 3) * 4);
-    for (int64_t i = 0; i < n; i += 4) rk_rng_noise4(20, (uint32_t)(i / 4), id, 0, 0, x + i);
-    for (int64_t i = 0; i < n; i++) x[i] *= scale;
-    return x;
+    return seeded_normals(20, n, id, scale);
 }
 
 /* An output between two bands, all of it 0xff: a NaN in every format. */

@@ -1,62 +1,17 @@
 /* test_kernels_attend.c - the ops on cached keys and values: attention against a softmax in double
  * and against itself under every cut that must not change a bit; append, gather, perturbation and
  * window sums. */
-#include <CUnit/CUnit.h>
-#include <CUnit/TestDB.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/mem.h"
-#include "base/rng.h"
-#include "kernels/backend.h"
-#include "kernels/host.h"
+#include "tests/kernel_fixture.h"
 #include "tests/suites.h"
 
-enum { MAX_CPU = 9, BAND = 256, MAX_G = 3, MAX_SPANS = 4 };
-
-static rk_backend *cpus[MAX_CPU], *ref; /* cpus[0]: scalar, 1 thread */
-static int         n_cpus;
-
-static int open_backends(void) {
-    static const char *const isa[] = {"scalar", "avx2", "avx512"};
-    n_cpus = 0;
-    for (int i = 0; i < 3; i++)
-        for (int t = 1; t <= 3 && rk_backend_has_isa(isa[i]); t++)
-            if (rk_backend_open("cpu", t, isa[i], &cpus[n_cpus++]) != RK_OK) return 1;
-    return rk_backend_open("ref", 2, NULL, &ref) != RK_OK;
-}
-
-static int close_backends(void) {
-    for (int i = 0; i < n_cpus; i++) rk_backend_close(cpus[i]);
-    rk_backend_close(ref);
-    return 0;
-}
-
-/* A check whose text names the case. */
-__attribute__((format(printf, 3, 4))) static void check(bool ok, int line, const char *fmt, ...) {
-    char    text[256];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    CU_assertImplementation(ok, (unsigned)line, text, __FILE__, "", CU_FALSE);
-}
-#define CHECK(ok, ...) check((ok), __LINE__, __VA_ARGS__)
-#define OK(call)       CU_ASSERT_EQUAL((call), RK_OK)
-
-static void *zeroed(int64_t bytes) {
-    void *p = NULL;
-    CU_ASSERT_EQUAL_FATAL(rk_mem_alloc(bytes + 1, 1, "test", &p), RK_OK);
-    return p;
-}
+enum { MAX_G = 3, MAX_SPANS = 4 };
 
 static float *normals(int64_t n, uint32_t id, float scale) {
-    float *x = zeroed((n + 3) * 4);
-    for (int64_t i = 0; i < n; i += 4) rk_rng_noise4(30, (uint32_t)(i / 4), id, 0, 0, x + i);
-    for (int64_t i = 0; i < n; i++) x[i] *= scale;
-    return x;
+    return seeded_normals(30, n, id, scale);
 }
 
 /* bytes (a multiple of 4) of one value between two bands; 0xff is a NaN in every format. The bands
@@ -109,12 +64,18 @@ static void span_put(const rk_span *s, int d, int64_t i, const float *k, const f
         rk_page_put(vp, s->v_dtype, rk_vpage_at(slot, j, d), rk_page_count(d), v[j]);
     }
 }
+static float page_get(const void *page, rk_dtype t, int64_t at, int64_t page_count) {
+    if (t == RK_F32) return ((const float *)page)[at];
+    const uint16_t *p = page;
+    float           hi = rk_bf16_to_f32(p[at]);
+    return t == RK_BF16X2 ? hi + rk_bf16_to_f32(p[page_count + at]) : hi;
+}
 static float span_k(const rk_span *s, int d, int64_t i, int j) {
-    return rk_page_get((char *)s->k + rk_span_page(s, i) * rk_page_bytes(d, s->k_dtype), s->k_dtype,
+    return page_get((char *)s->k + rk_span_page(s, i) * rk_page_bytes(d, s->k_dtype), s->k_dtype,
                        rk_kpage_at(rk_span_slot(s, i), j, d), rk_page_count(d));
 }
 static float span_v(const rk_span *s, int d, int64_t i, int j) {
-    return rk_page_get((char *)s->v + rk_span_page(s, i) * rk_page_bytes(d, s->v_dtype), s->v_dtype,
+    return page_get((char *)s->v + rk_span_page(s, i) * rk_page_bytes(d, s->v_dtype), s->v_dtype,
                        rk_vpage_at(rk_span_slot(s, i), j, d), rk_page_count(d));
 }
 
