@@ -9,73 +9,20 @@
 #include "base/mem.h"
 #include "pipeline/engine_internal.h"
 
-static rk_status host_alloc(int64_t n, int64_t size, const char *what, void *slot) {
-    void *p;
-    RK_TRY(rk_mem_alloc(n, size, what, &p));
-    memcpy(slot, &p, sizeof p);
-    return RK_OK;
-}
-
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Layer costs of the job: plain prefill, or prefill and measurement, whose later layers carry the
- * forks of all earlier ones. */
-static rk_status choose_partition(rk_engine *e, const rk_config *c) {
-    bool explicit_list = false;
-    int  uniform = 0;
-    RK_TRY(host_alloc(e->P + 1, sizeof(int), "partition", &e->begin));
-    if (e->P > c->n_layers)
-        return RK_FAIL(RK_E_USAGE, "%d ranks for a model of %d layers; use at most one rank per layer "
-                       "(or --replicas)", e->P, c->n_layers);
-    const char *text = e->cfg.partition ? e->cfg.partition : "auto";
-    uniform = strcmp(text, "auto") != 0;
-    RK_TRY(rk_plan_parse_partition(text, c->n_layers, e->P, e->begin, &explicit_list));
-    if (uniform || explicit_list) return RK_OK;
-    void     *p;
-    rk_status st;
-    RK_TRY(rk_mem_alloc(c->n_layers, sizeof(double), "layer costs", &p));
-    double *cost = p, n = (double)e->cfg.max_prompt, T = (double)e->cfg.max_response, rows_total = 0;
-    for (int l = 0; l < c->n_layers; l++) {
-        double rows = e->cfg.for_profile ? T * (2 + l) * 2 : 0; /* measurement rows cost twice */
-        cost[l] = rk_plan_layer_cost(c, n, rows, n);
-        rows_total = rows;
-    }
-    double head = rk_plan_head_cost(c, e->cfg.for_profile ? rows_total : 1);
-    st = rk_plan_partition(c->n_layers, cost, 0, head, e->P, e->begin);
-    rk_mem_free(cost);
-    return st;
-}
-
-static void memory_spec(const rk_engine *e, int stage, rk_plan_memory_spec *s) {
-    const rk_config *c = rk_weights_config(e->weights);
-    int              bytes = strcmp(e->cfg.backend, "ref") == 0 ? 4 : 2;
-    bool             scored = rk_select_needs_scores(&e->cfg.select);
-    *s = (rk_plan_memory_spec){.config = c,
-                               .layer_begin = e->begin[stage],
-                               .layer_end = e->begin[stage + 1],
-                               .has_embed = stage == 0,
-                               .has_head = stage == e->P - 1,
-                               .weight_bytes = bytes,
-                               .kv_bytes = bytes,
-                               .n_prompt = e->cfg.max_prompt,
-                               .n_new = e->cfg.max_new,
-                               .n_sequences = e->cfg.max_sequences,
-                               .budget = e->cfg.budget,
-                               .max_rows = e->max_rows,
-                               .max_logit_rows = max64(64, e->cfg.max_response),
-                               .window = scored ? e->cfg.select.window : 0};
+static void memory_of(const rk_engine *e, int stage, rk_plan_memory *m) {
+    rk_engine_memory_of(rk_weights_config(e->weights), &e->cfg, e->P, e->begin, stage, m);
 }
 
 static void print_memory(const rk_engine *e) {
     char a[32], b[32], c[32], d[32], t[32];
     for (int p = 0; p < e->P; p++) {
-        rk_plan_memory_spec s;
-        rk_plan_memory      m;
-        memory_spec(e, p, &s);
-        rk_plan_memory_of(&s, &m);
+        rk_plan_memory m;
+        memory_of(e, p, &m);
         RK_LOG(RK_LOG_INFO, "plan",
                "stage %d: layers %d-%d, weights %s, cache %s (%s after compression), buffers %s, "
-               "total %s", p, s.layer_begin, s.layer_end - 1, rk_mem_human(m.weights, a),
+               "total %s", p, e->begin[p], e->begin[p + 1] - 1, rk_mem_human(m.weights, a),
                rk_mem_human(m.kv_peak, b), rk_mem_human(m.kv_after, c), rk_mem_human(m.buffers, d),
                rk_mem_human(m.total, t));
     }
@@ -83,17 +30,15 @@ static void print_memory(const rk_engine *e) {
 
 /* Refuse before any weight is read. The ranks of a node share its memory. */
 static rk_status check_memory(const rk_engine *e) {
-    rk_plan_memory_spec s;
-    rk_plan_memory      m;
-    memory_spec(e, e->me, &s);
-    rk_plan_memory_of(&s, &m);
+    rk_plan_memory m;
+    memory_of(e, e->me, &m);
     int64_t have = rk_mem_available() / rk_comm_local_size(e->comm);
     char    a[32], b[32], c[32], d[32], t[32];
     if (m.total <= have) return RK_OK;
     return RK_FAIL(RK_E_MEM,
                    "stage %d (layers %d-%d) needs %s: weights %s, cache %s, buffers %s; %s is free for "
                    "it on its node. Use more ranks, a shorter context, or fewer sequences at once",
-                   e->me, s.layer_begin, s.layer_end - 1, rk_mem_human(m.total, t),
+                   e->me, e->begin[e->me], e->begin[e->me + 1] - 1, rk_mem_human(m.total, t),
                    rk_mem_human(m.weights, a), rk_mem_human(m.kv_peak, b), rk_mem_human(m.buffers, c),
                    rk_mem_human(have, d));
 }
@@ -157,19 +102,20 @@ static rk_status open_stage(rk_engine *e) {
         e->x[i] = p;
     }
     for (int i = 0; i < RK_PLAN_BUFFERS; i++)
-        RK_TRY(host_alloc(e->plan_bytes, 1, "plan records", &e->plan[i]));
-    RK_TRY(host_alloc(e->cfg.max_sequences, sizeof(int64_t), "sequences", &e->n_prompt));
-    RK_TRY(host_alloc(e->cfg.max_sequences, sizeof(int64_t), "sequences", &e->n_seen));
+        RK_TRY(rk_mem_alloc_to(e->plan_bytes, 1, "plan records", &e->plan[i]));
+    RK_TRY(rk_mem_alloc_to(e->cfg.max_sequences, sizeof(int64_t), "sequences", &e->n_prompt));
+    RK_TRY(rk_mem_alloc_to(e->cfg.max_sequences, sizeof(int64_t), "sequences", &e->n_seen));
     e->cap_ops = rk_schedule_max_ops(&e->schedule) + 2 * e->P;
-    RK_TRY(host_alloc(e->cap_ops, sizeof(rk_op), "schedule", &e->ops));
-    return host_alloc(e->P, sizeof(rk_stage_stats), "statistics", &e->stats);
+    RK_TRY(rk_mem_alloc_to(e->cap_ops, sizeof(rk_op), "schedule", &e->ops));
+    return rk_mem_alloc_to(e->P, sizeof(rk_stage_stats), "statistics", &e->stats);
 }
 
 static rk_status prepare(rk_engine *e) {
     const rk_config *c = rk_weights_config(e->weights);
     RK_TRY(rk_select_check(&e->cfg.select));
-    RK_TRY(choose_partition(e, c));
-    e->max_rows = max64(max64(e->cfg.chunk, e->cfg.row_cap), max64(e->cfg.max_sequences, 64));
+    RK_TRY(rk_mem_alloc_to(e->P + 1, sizeof(int), "partition", &e->begin));
+    RK_TRY(rk_engine_partition_of(c, &e->cfg, e->P, e->begin));
+    e->max_rows = rk_engine_rows_of(&e->cfg);
     rk_record_caps caps = {.rows = (int)e->max_rows,
                            .sets = e->cfg.max_sequences,
                            .forks = (int)e->cfg.row_cap,
@@ -298,7 +244,7 @@ static rk_status result_buffer(rk_engine *e, int which, int64_t bytes, rk_pendin
         rk_mem_free(e->back[b]);
         e->back[b] = NULL;
         e->back_cap[b] = 0;
-        RK_TRY(host_alloc(bytes, 1, "results", &e->back[b]));
+        RK_TRY(rk_mem_alloc_to(bytes, 1, "results", &e->back[b]));
         e->back_cap[b] = bytes;
     }
     *out = e->back[b];
@@ -326,12 +272,10 @@ static rk_status post_recv(rk_engine *e, const rk_op *op, rk_pending *pend) {
         b = op->slot % RK_PLAN_BUFFERS;
         /* Arrived already, or posted when the one before arrived. */
         if (op->slot < e->n_slots || e->plan_recv[b].n_requests) return RK_OK;
-        RK_TRY(rk_link_wait(e->link, &e->plan_send[b], "the forwarding of a plan record"));
         return rk_link_recv(e->link, RK_CH_PLAN, op->peer, op->slot, e->plan[b], e->plan_bytes,
                             &e->plan_recv[b]);
     case RK_CH_ROWS:
         b = op->slot % RK_ROW_BUFFERS;
-        RK_TRY(rk_link_wait(e->link, &e->rows_send[b], "the taking of rows"));
         return rk_link_recv(e->link, RK_CH_ROWS, op->peer, op->slot, e->x[b], op->bytes,
                             &e->rows_recv[b]);
     case RK_CH_BACK:
@@ -414,10 +358,8 @@ rk_status rk_engine_run_slot(rk_engine *e, const rk_slot *slot, const rk_record 
     int which = e->n_slots;
     RK_TRY(append_slot(e, slot));
     if (e->me == 0 && e->P > 1) {
-        int b = which % RK_PLAN_BUFFERS;
-        RK_TRY(rk_link_wait(e->link, &e->plan_send[b], "the taking of a plan record"));
-        RK_TRY(rk_record_write(r, e->plan[b], e->plan_bytes));
-        RK_TRY(rk_link_wait(e->link, &e->rows_send[which % RK_ROW_BUFFERS], "the taking of rows"));
+        /* The send from this buffer was waited for by slot which - 2, before it sent its own. */
+        RK_TRY(rk_record_write(r, e->plan[which % RK_PLAN_BUFFERS], e->plan_bytes));
     }
     return execute(e, which, r, pend);
 }
@@ -443,20 +385,13 @@ rk_status rk_engine_serve(rk_engine *e) {
                          .after = -1};
         int32_t *layers = NULL;
         if (slot.n_forks) {
-            RK_TRY(host_alloc(slot.n_forks, sizeof(int32_t), "fork layers", &layers));
+            RK_TRY(rk_mem_alloc_to(slot.n_forks, sizeof(int32_t), "fork layers", &layers));
             for (int i = 0; i < slot.n_forks; i++) layers[i] = r.forks[i].layer;
             slot.fork_layer = layers;
         }
         rk_status st = rk_engine_run_slot(e, &slot, &r, NULL);
         rk_mem_free(layers);
         if (st != RK_OK) return rk_err_via(st, __FILE__, __LINE__, __func__);
-        if (slot.kind == RK_SLOT_STOP) break;
+        if (slot.kind == RK_SLOT_STOP) return RK_OK; /* its ops waited for all that was sent */
     }
-    for (int i = 0; i < RK_ROW_BUFFERS; i++) {
-        RK_TRY(rk_link_wait(e->link, &e->rows_send[i], "the taking of rows"));
-        RK_TRY(rk_link_wait(e->link, &e->back_send[i], "the taking of a result"));
-    }
-    for (int i = 0; i < RK_PLAN_BUFFERS; i++)
-        RK_TRY(rk_link_wait(e->link, &e->plan_send[i], "the taking of a plan record"));
-    return RK_OK;
 }

@@ -36,6 +36,15 @@ typedef struct rk_engine_config {
     bool             quiet;         /* no memory table */
 } rk_engine_config;
 
+/* Without an engine, ranks or weights: rows of the widest slot; layers of each stage
+ * (begin [n_stages + 1] out); what a stage will hold.
+ * Errors: RK_E_USAGE more stages than layers, or a --partition that does not fit */
+int64_t   rk_engine_rows_of(const rk_engine_config *cfg);
+rk_status rk_engine_partition_of(const rk_config *c, const rk_engine_config *cfg, int n_stages,
+                                 int *begin);
+void      rk_engine_memory_of(const rk_config *c, const rk_engine_config *cfg, int n_stages,
+                              const int *begin, int stage, rk_plan_memory *out);
+
 /* Ranks: collective. Prints the memory table (rank 0), refuses with RK_E_MEM and the binding stage
  * before any weight is read, then loads each rank's layers. w is borrowed and must outlive.
  * Errors agreed over the ranks. */

@@ -326,10 +326,6 @@ rk_status rk_engine_stop(rk_engine *e) {
     RK_TRY(take(e, t, &p));
     memcpy(e->stats, p->data, (size_t)e->P * sizeof *e->stats);
     drop_pending(e, p);
-    for (int i = 0; i < RK_PLAN_BUFFERS; i++)
-        RK_TRY(rk_link_wait(e->link, &e->plan_send[i], "the taking of a plan record"));
-    for (int i = 0; i < RK_ROW_BUFFERS; i++)
-        RK_TRY(rk_link_wait(e->link, &e->rows_send[i], "the taking of rows"));
     e->stopped = true;
     return RK_OK;
 }

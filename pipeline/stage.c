@@ -10,13 +10,6 @@ rk_kv    *rk_stage_kv(rk_stage *s) { return s->kv; }
 rk_model *rk_stage_model(rk_stage *s) { return s->model; }
 int64_t   rk_stage_weight_bytes(const rk_stage *s) { return rk_model_weight_bytes(s->model); }
 
-static rk_status host_alloc(int64_t n, int64_t size, const char *what, void *slot) {
-    void *p;
-    RK_TRY(rk_mem_alloc(n, size, what, &p));
-    memcpy(slot, &p, sizeof p);
-    return RK_OK;
-}
-
 rk_status rk_stage_dev(rk_stage *s, int64_t bytes, const char *what, void *slot) {
     void *p;
     RK_TRY(s->be->ops->alloc(s->be, bytes, what, &p));
@@ -32,27 +25,27 @@ static rk_status open_selection(rk_stage *s) {
     RK_TRY(rk_stage_dev(s, layers * s->spec.max_sequences * s->qwin_stride * f, "window queries",
                         &s->qwin));
     RK_TRY(rk_stage_dev(s, c->n_heads * s->spec.max_prompt * f, "window mass", &s->mass));
-    RK_TRY(host_alloc(c->n_heads * s->spec.max_prompt, f, "window mass", &s->mass_host));
-    return host_alloc(c->n_kv_heads * s->spec.max_prompt, f, "selection scores", &s->score);
+    RK_TRY(rk_mem_alloc_to(c->n_heads * s->spec.max_prompt, f, "window mass", &s->mass_host));
+    return rk_mem_alloc_to(c->n_kv_heads * s->spec.max_prompt, f, "selection scores", &s->score);
 }
 
 static rk_status open_buffers(rk_stage *s) {
     const rk_config *c = &s->cfg;
     int64_t          rows = s->spec.max_rows, f = (int64_t)sizeof(float);
-    RK_TRY(host_alloc(rows, sizeof(int32_t), "positions", &s->pos));
-    RK_TRY(host_alloc(rows, sizeof(int32_t), "row index", &s->index));
-    RK_TRY(host_alloc(rows, sizeof(rk_seq_rows), "row sets", &s->sets));
-    RK_TRY(host_alloc(2 * rows * c->n_kv_heads, sizeof(rk_span), "spans", &s->spans));
-    RK_TRY(host_alloc(s->spec.max_sequences, sizeof(rk_stage_seq), "sequences", &s->seq));
+    RK_TRY(rk_mem_alloc_to(rows, sizeof(int32_t), "positions", &s->pos));
+    RK_TRY(rk_mem_alloc_to(rows, sizeof(int32_t), "row index", &s->index));
+    RK_TRY(rk_mem_alloc_to(rows, sizeof(rk_seq_rows), "row sets", &s->sets));
+    RK_TRY(rk_mem_alloc_to(2 * rows * c->n_kv_heads, sizeof(rk_span), "spans", &s->spans));
+    RK_TRY(rk_mem_alloc_to(s->spec.max_sequences, sizeof(rk_stage_seq), "sequences", &s->seq));
     for (int i = 0; i < s->spec.max_sequences; i++)
-        RK_TRY(host_alloc(c->n_layers, sizeof(int32_t), "budgets", &s->seq[i].budget));
-    RK_TRY(host_alloc(c->n_kv_heads * s->spec.max_prompt, sizeof(int32_t), "kept", &s->kept));
+        RK_TRY(rk_mem_alloc_to(c->n_layers, sizeof(int32_t), "budgets", &s->seq[i].budget));
+    RK_TRY(rk_mem_alloc_to(c->n_kv_heads * s->spec.max_prompt, sizeof(int32_t), "kept", &s->kept));
     RK_TRY(open_selection(s));
     if (!s->spec.last) return RK_OK;
-    s->logit_rows = s->spec.max_response > RK_LOGIT_ROWS ? s->spec.max_response : RK_LOGIT_ROWS;
+    s->logit_rows = s->spec.max_response > RK_STAGE_LOGIT_ROWS ? s->spec.max_response : RK_STAGE_LOGIT_ROWS;
     RK_TRY(rk_stage_dev(s, s->logit_rows * c->n_vocab * f, "logits", &s->logits));
     RK_TRY(rk_stage_dev(s, s->logit_rows * c->d_model * f, "head rows", &s->head_rows));
-    return host_alloc(s->logit_rows * c->n_vocab, f, "logits", &s->logits_host);
+    return rk_mem_alloc_to(s->logit_rows * c->n_vocab, f, "logits", &s->logits_host);
 }
 
 rk_status rk_stage_open(rk_backend *be, rk_weights *w, const rk_stage_spec *spec, rk_stage **out) {
@@ -64,7 +57,7 @@ rk_status rk_stage_open(rk_backend *be, rk_weights *w, const rk_stage_spec *spec
     s->be = be;
     s->cfg = *rk_weights_config(w);
     s->spec = *spec;
-    if (s->spec.max_rows < RK_LOGIT_ROWS) s->spec.max_rows = RK_LOGIT_ROWS;
+    if (s->spec.max_rows < RK_STAGE_LOGIT_ROWS) s->spec.max_rows = RK_STAGE_LOGIT_ROWS;
     rk_model_spec ms = {.layer_begin = spec->layer_begin,
                         .layer_end = spec->layer_end,
                         .has_embed = spec->first,
@@ -163,8 +156,8 @@ rk_status rk_stage_logits(rk_stage *s, const float *x, const int32_t *rows, int 
 
 static rk_status draw_tokens(rk_stage *s, const rk_record *r, const float *x, rk_stage_drawn *out) {
     int64_t V = s->cfg.n_vocab;
-    for (int at = 0; at < r->head.n_draws; at += RK_LOGIT_ROWS) {
-        int n = r->head.n_draws - at < RK_LOGIT_ROWS ? r->head.n_draws - at : RK_LOGIT_ROWS;
+    for (int at = 0; at < r->head.n_draws; at += RK_STAGE_LOGIT_ROWS) {
+        int n = r->head.n_draws - at < RK_STAGE_LOGIT_ROWS ? r->head.n_draws - at : RK_STAGE_LOGIT_ROWS;
         for (int i = 0; i < n; i++) s->index[i] = r->draws[at + i].row;
         RK_TRY(rk_stage_logits(s, x, s->index, n, RK_ROWS_PLAIN, s->logits));
         RK_TRY(s->be->ops->download(s->be, s->logits_host, s->logits, n * V * (int64_t)sizeof(float)));
@@ -184,8 +177,8 @@ static rk_status draw_tokens(rk_stage *s, const rk_record *r, const float *x, rk
 
 static rk_status want_logits(rk_stage *s, const rk_record *r, const float *x, float *out) {
     int64_t V = s->cfg.n_vocab;
-    for (int at = 0; at < r->head.n_want; at += RK_LOGIT_ROWS) {
-        int n = r->head.n_want - at < RK_LOGIT_ROWS ? r->head.n_want - at : RK_LOGIT_ROWS;
+    for (int at = 0; at < r->head.n_want; at += RK_STAGE_LOGIT_ROWS) {
+        int n = r->head.n_want - at < RK_STAGE_LOGIT_ROWS ? r->head.n_want - at : RK_STAGE_LOGIT_ROWS;
         RK_TRY(rk_stage_logits(s, x, r->want + at, n, RK_ROWS_PLAIN, s->logits));
         RK_TRY(s->be->ops->download(s->be, out + at * V, s->logits, n * V * (int64_t)sizeof(float)));
     }

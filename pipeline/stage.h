@@ -6,6 +6,8 @@
 #include "core/select.h"
 #include "pipeline/record.h"
 
+enum { RK_STAGE_LOGIT_ROWS = 64 }; /* rows that pass the head at once */
+
 typedef struct rk_stage rk_stage;
 
 typedef struct rk_stage_spec {

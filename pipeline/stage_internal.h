@@ -3,8 +3,6 @@
 #include "base/hash.h"
 #include "pipeline/stage.h"
 
-enum { RK_LOGIT_ROWS = 64 }; /* rows that pass the head at once */
-
 typedef struct rk_stage_seq {
     int64_t       n_prompt, n_new;
     int32_t      *budget; /* [L], n_prompt where all is kept */

@@ -75,6 +75,13 @@ rk_status rk_mem_alloc(int64_t n, int64_t size, const char *what, void **out) {
     return RK_OK;
 }
 
+rk_status rk_mem_alloc_to(int64_t n, int64_t size, const char *what, void *slot) {
+    void     *p;
+    rk_status st = rk_mem_alloc(n, size, what, &p);
+    memcpy(slot, &p, sizeof p);
+    return st;
+}
+
 static header *header_of(void *ptr) {
     header *h = (header *)(void *)((char *)ptr - ALIGN);
     RK_ASSERT(h->magic == MAGIC);

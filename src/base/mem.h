@@ -12,6 +12,9 @@
  * Errors: RK_E_MEM with *out NULL; RK_E_BUG while frozen; count or size negative, product too big */
 rk_status rk_mem_alloc(int64_t count, int64_t size, const char *what, void **out);
 
+/* The same with the pointer stored in *slot, which is a pointer to any type of object. */
+rk_status rk_mem_alloc_to(int64_t count, int64_t size, const char *what, void *slot);
+
 /* Grow or shrink; the new part is zeroed. *ptr may be NULL. On failure *ptr stays valid. */
 rk_status rk_mem_resize(void **ptr, int64_t count, int64_t size, const char *what);
 

@@ -35,12 +35,12 @@ rk_status rk_answers_open(const rk_options *o, const rk_prompts *p, const rk_con
     rk_answers *a = NULL;
     rk_status   st;
     *result = NULL;
-    RK_TRY(rk_cli_alloc(1, sizeof *a, "answers", &a));
+    RK_TRY(rk_mem_alloc_to(1, sizeof *a, "answers", &a));
     *a = (rk_answers){.o = o, .p = p, .mode = mode, .out = out, .out_name = out_name};
     a->n_layers = m->n_layers;
     a->cap_piece = 4 * rk_tokenizer_max_bytes(p->tokenizer) + 16;
-    RK_TRY_OUT(st, rk_cli_alloc((int64_t)a->cap_piece, 1, "answers", &a->piece));
-    RK_TRY_OUT(st, rk_cli_alloc(p->n, sizeof(answer), "answers", &a->at));
+    RK_TRY_OUT(st, rk_mem_alloc_to((int64_t)a->cap_piece, 1, "answers", &a->piece));
+    RK_TRY_OUT(st, rk_mem_alloc_to(p->n, sizeof(answer), "answers", &a->at));
     for (int i = 0; i < p->n; i++) rk_decode_begin(&a->at[i].stream, p->tokenizer, true);
     for (int i = 0; i < m->n_stop; i++) a->stop[a->n_stop++] = m->stop[i];
     a->n_stop_chat = a->n_stop;

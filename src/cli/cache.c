@@ -30,7 +30,7 @@ static rk_status read_sensitivity(rk_cache_plan *p, const rk_config *model) {
     rk_status   st;
     RK_TRY(rk_profile_read(path, &f));
     if (model) RK_TRY_OUT(st, check_model(&f, path, model));
-    RK_TRY_OUT(st, rk_cli_alloc(f.n_layers, sizeof(double), "sensitivities", &p->sensitivity));
+    RK_TRY_OUT(st, rk_mem_alloc_to(f.n_layers, sizeof(double), "sensitivities", &p->sensitivity));
     memcpy(p->sensitivity, f.sensitivity, (size_t)f.n_layers * sizeof(double));
     p->n_layers = f.n_layers;
     p->weights_hash = f.weights_hash;
@@ -47,7 +47,7 @@ static rk_status load(rk_cache_plan *p, const rk_config *model) {
     if (p->o->sensitivity) RK_TRY(read_sensitivity(p, model));
     if (strncmp(a, list, strlen(list)) != 0) return rk_allocator_parse(a, &p->allocator);
     p->allocator = RK_ALLOC_LIST;
-    RK_TRY(rk_cli_alloc(p->n_layers, sizeof(double), "shares", &p->shares));
+    RK_TRY(rk_mem_alloc_to(p->n_layers, sizeof(double), "shares", &p->shares));
     return rk_budget_load_list(a + strlen(list), p->n_layers, p->shares);
 }
 

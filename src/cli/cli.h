@@ -41,9 +41,8 @@ int64_t rk_cli_chunk(const rk_options *o, int64_t n_prompt, int n_stages);
 
 rk_select_params rk_cli_select(const rk_options *o);
 
-/* Partition and memory of a run that is not started, as text or as JSON's `stages`.
- * Shapes: begin [n_stages + 1] out of rk_cli_partition */
-rk_status rk_cli_partition(const rk_config *m, const rk_engine_config *e, int n_stages, int *begin);
+/* Memory of a run that is not started, as text or as JSON's `stages`.
+ * Shapes: begin [n_stages + 1] of rk_engine_partition_of */
 rk_json  *rk_cli_dry_stages(const rk_config *m, const rk_engine_config *e, int n_stages,
                             const int *begin);
 void      rk_cli_show_stages(const rk_json *stages);
@@ -70,5 +69,3 @@ rk_status rk_cli_flush_stdout(void);
 
 /* Hash as 16 hex digits under a key. */
 void rk_cli_set_hash(rk_json *o, const char *key, uint64_t hash);
-
-rk_status rk_cli_alloc(int64_t n, int64_t size, const char *what, void *slot);

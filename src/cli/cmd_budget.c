@@ -45,7 +45,7 @@ rk_status rk_cmd_budget(rk_cli *c) {
     rk_cli_log_settings(c->o);
     if (c->o->model) RK_TRY_OUT(st, rk_weights_open(c->o->model, &w));
     RK_TRY_OUT(st, rk_cache_plan_open(c->o, w ? rk_weights_config(w) : NULL, &p));
-    RK_TRY_OUT(st, rk_cli_alloc(p.n_layers, sizeof(int32_t), "budgets", &budget));
+    RK_TRY_OUT(st, rk_mem_alloc_to(p.n_layers, sizeof(int32_t), "budgets", &budget));
     RK_TRY_OUT(st, rk_cache_plan_split(&p, c->o->context, budget, &r));
     (c->o->json ? show_json : show_table)(&p, budget, &r);
     st = rk_cli_flush_stdout();

@@ -70,7 +70,7 @@ static rk_status split_budgets(generation *g) {
     rk_budget_result r;
     if (rk_options_full_cache(g->c->o)) return RK_OK;
     g->job.has_budget = 1;
-    RK_TRY(rk_cli_alloc((int64_t)g->prompts.n * L, sizeof(int32_t), "budgets", &g->budgets));
+    RK_TRY(rk_mem_alloc_to((int64_t)g->prompts.n * L, sizeof(int32_t), "budgets", &g->budgets));
     for (int i = 0; i < g->prompts.n; i++)
         RK_TRY(rk_cache_plan_split(&g->cache, compressed_at(g, g->prompts.at[i].n_tokens),
                                    g->budgets + (int64_t)i * L, &r));
@@ -98,7 +98,7 @@ static rk_status prepare_leader(generation *g) {
 
 static rk_status prepare(generation *g) {
     RK_TRY(rk_weights_open(g->c->o->model, &g->w));
-    RK_TRY(rk_cli_alloc(layers_of(g), sizeof(int32_t), "budgets", &g->estimate));
+    RK_TRY(rk_mem_alloc_to(layers_of(g), sizeof(int32_t), "budgets", &g->estimate));
     return g->c->leader ? prepare_leader(g) : RK_OK;
 }
 
@@ -122,8 +122,8 @@ static rk_status dry_run(generation *g) {
     const rk_config *m = rk_weights_config(g->w);
     rk_engine_config cfg = engine_config(g);
     int              P = rk_comm_size(g->c->world), *begin = NULL;
-    RK_TRY(rk_cli_alloc(P + 1, sizeof(int), "partition", &begin));
-    rk_status st = rk_cli_partition(m, &cfg, P, begin);
+    RK_TRY(rk_mem_alloc_to(P + 1, sizeof(int), "partition", &begin));
+    rk_status st = rk_engine_partition_of(m, &cfg, P, begin);
     if (st != RK_OK) {
         rk_mem_free(begin);
         return st;
@@ -161,8 +161,8 @@ static rk_status dry_run(generation *g) {
 static rk_status make_requests(generation *g) {
     const rk_options *o = g->c->o;
     int               n = g->prompts.n, L = layers_of(g);
-    RK_TRY(rk_cli_alloc(n, sizeof(rk_request), "requests", &g->requests));
-    RK_TRY(rk_cli_alloc(n, sizeof(rk_completion), "answers", &g->done));
+    RK_TRY(rk_mem_alloc_to(n, sizeof(rk_request), "requests", &g->requests));
+    RK_TRY(rk_mem_alloc_to(n, sizeof(rk_completion), "answers", &g->done));
     for (int i = 0; i < n; i++) {
         const rk_prompt *p = &g->prompts.at[i];
         rk_request      *q = &g->requests[i];

@@ -109,8 +109,8 @@ static rk_status dry_run(const profiling *g) {
     const rk_config *m = rk_weights_config(g->w);
     rk_engine_config cfg = engine_config(g);
     int             *begin = NULL;
-    RK_TRY(rk_cli_alloc(g->n_stages + 1, sizeof(int), "partition", &begin));
-    rk_status st = rk_cli_partition(m, &cfg, g->n_stages, begin);
+    RK_TRY(rk_mem_alloc_to(g->n_stages + 1, sizeof(int), "partition", &begin));
+    rk_status st = rk_engine_partition_of(m, &cfg, g->n_stages, begin);
     if (st != RK_OK) {
         rk_mem_free(begin);
         return st;
@@ -155,7 +155,7 @@ static void copy_name(char *to, size_t cap, const char *name, const char *path) 
 static rk_status command_line(const rk_cli *c, char **out) {
     size_t n = 1;
     for (int i = 0; i < c->argc; i++) n += strlen(c->argv[i]) + 1;
-    RK_TRY(rk_cli_alloc((int64_t)n, 1, "command line", out));
+    RK_TRY(rk_mem_alloc_to((int64_t)n, 1, "command line", out));
     for (int i = 0; i < c->argc; i++) {
         if (i) strcat(*out, " ");
         strcat(*out, c->argv[i]);

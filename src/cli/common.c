@@ -11,13 +11,6 @@
 #include "base/mem.h"
 #include "cli/cli.h"
 
-rk_status rk_cli_alloc(int64_t n, int64_t size, const char *what, void *slot) {
-    void *p;
-    RK_TRY(rk_mem_alloc(n, size, what, &p));
-    memcpy(slot, &p, sizeof p);
-    return RK_OK;
-}
-
 rk_status rk_cli_phase(rk_cli *c, rk_status mine) {
     if (mine == RK_E_PEER) return mine;
     rk_status st = rk_comm_agree(c->world, mine, &c->reporter);
@@ -65,50 +58,12 @@ rk_select_params rk_cli_select(const rk_options *o) {
 
 /* ---- stages ---- */
 
-rk_status rk_cli_partition(const rk_config *m, const rk_engine_config *e, int n_stages,
-                           int *begin) {
-    bool fixed = false;
-    RK_TRY(rk_plan_parse_partition(e->partition, m->n_layers, n_stages, begin, &fixed));
-    if (fixed) return RK_OK;
-    double   *cost = NULL, n = (double)e->max_prompt, T = (double)e->max_response, rows = 0;
-    rk_status st;
-    RK_TRY(rk_cli_alloc(m->n_layers, sizeof(double), "layer costs", &cost));
-    for (int l = 0; l < m->n_layers; l++) {
-        rows = e->for_profile ? T * (2 + l) * 2 : 0;
-        cost[l] = rk_plan_layer_cost(m, n, rows, n);
-    }
-    double head = rk_plan_head_cost(m, e->for_profile ? rows : 1);
-    st = rk_plan_partition(m->n_layers, cost, 0, head, n_stages, begin);
-    rk_mem_free(cost);
-    return st;
-}
-
-static int64_t max64(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
-
 rk_json *rk_cli_dry_stages(const rk_config *m, const rk_engine_config *e, int n_stages,
                            const int *begin) {
     rk_json *list = rk_json_array();
-    int      bytes = strcmp(e->backend, "ref") == 0 ? 4 : 2;
     for (int p = 0; p < n_stages; p++) {
-        rk_plan_memory_spec s = {
-            .config = m,
-            .layer_begin = begin[p],
-            .layer_end = begin[p + 1],
-            .has_embed = p == 0,
-            .has_head = p == n_stages - 1,
-            .weight_bytes = bytes,
-            .kv_bytes = bytes,
-            .n_prompt = e->max_prompt,
-            .n_new = e->max_new,
-            .n_sequences = e->max_sequences,
-            .budget = e->budget,
-            .max_rows = max64(max64(e->chunk, e->row_cap), max64(e->max_sequences, 64)),
-            .max_logit_rows = max64(64, e->max_response)};
-        if (rk_select_needs_scores(&e->select)) s.window = e->select.window;
         rk_plan_memory mem;
-        rk_plan_memory_of(&s, &mem);
+        rk_engine_memory_of(m, e, n_stages, begin, p, &mem);
         rk_json *o = rk_json_object(), *layers = rk_json_array();
         rk_json_add_int(layers, begin[p]);
         rk_json_add_int(layers, begin[p + 1] - 1);

@@ -121,7 +121,7 @@ static rk_status take_messages(loader *l, const rk_json *list, rk_prompt *p) {
     if (n == 0) return RK_FAIL(RK_E_INPUT, "%s: the prompt is empty (no messages)", l->origin);
     rk_message *m = NULL;
     rk_status   st;
-    RK_TRY(rk_cli_alloc((int64_t)n, sizeof *m, "messages", &m));
+    RK_TRY(rk_mem_alloc_to((int64_t)n, sizeof *m, "messages", &m));
     for (size_t i = 0; i < n; i++) RK_TRY_OUT(st, take_message(l, rk_json_at(list, i), &m[i]));
     st = encode_chat(l, m, (int)n, p);
 out:
@@ -138,7 +138,7 @@ static rk_status take_document(loader *l, const rk_json *j, rk_prompt *p) {
     RK_TRY(need(l, q, "question", RK_JSON_STRING, "a string"));
     size_t nd = rk_json_str_len(d), nq = rk_json_str_len(q), ng = strlen(gap);
     if (nd + nq == 0) return RK_FAIL(RK_E_INPUT, "%s: the prompt is empty", l->origin);
-    RK_TRY(rk_cli_alloc((int64_t)(nd + ng + nq), 1, "prompt text", &text));
+    RK_TRY(rk_mem_alloc_to((int64_t)(nd + ng + nq), 1, "prompt text", &text));
     memcpy(text, rk_json_str(d, ""), nd);
     memcpy(text + nd, gap, ng);
     memcpy(text + nd + ng, rk_json_str(q, ""), nq);
@@ -152,7 +152,7 @@ static rk_status take_ids(const loader *l, const rk_json *list, rk_prompt *p) {
     RK_TRY(need(l, list, "token_ids", RK_JSON_ARRAY, "an array of whole numbers"));
     int64_t n = (int64_t)rk_json_len(list);
     if (n == 0) return RK_FAIL(RK_E_INPUT, "%s: the prompt is empty (no token_ids)", l->origin);
-    RK_TRY(rk_cli_alloc(n, sizeof(int32_t), "prompt tokens", &p->tokens));
+    RK_TRY(rk_mem_alloc_to(n, sizeof(int32_t), "prompt tokens", &p->tokens));
     for (int64_t i = 0; i < n; i++) {
         const rk_json *v = rk_json_at(list, (size_t)i);
         int64_t        id = rk_json_int(v, -1);
