@@ -6,13 +6,17 @@
  * read before the op returns. On ref and cpu device memory is host memory.
  *
  * Numbers. ref: f32 throughout, one fixed order per sum (ascending index, multiply then add).
- * cpu: bf16 weights, cache and activations, f32 accumulation in the "tile" order:
- *   per block of 32 along k, e = fma(a[2j], b[2j], e) and o = fma(a[2j+1], b[2j+1], o) for
- *   j = 0..15 from e = o = 0, then C = C + (e + o); blocks ascend; denormals are zero (FTZ, DAZ).
- * This is what AMX's TDPBF16PS computes; scalar fmaf, AVX2 and AVX-512 give the same bits.
+ * cpu: bf16 weights, cache and activations, f32 accumulation in one of two orders, "tile" or "pair".
+ *   tile: per block of 32 along k, e = fma(a[2j], b[2j], e) and o = fma(a[2j+1], b[2j+1], o) for
+ *         j = 0..15 from e = o = 0, then C = C + (e + o); blocks ascend. AMX's TDPBF16PS does this.
+ *   pair: one chain, C = fma(a[2j+1], b[2j+1], C), then C = fma(a[2j], b[2j], C), j ascending over
+ *         the whole of k. AVX512_BF16's VDPBF16PS does this.
+ * Denormals are zero (FTZ, DAZ). Scalar fmaf, AVX2 and AVX-512 give the same bits in either order.
  * RK_ROWS_EXACT ("measurement rows", f32 precision) split every left operand into hi + lo bf16
- * limbs: per k block first the hi limb's (e, o) into C, then the lo limb's. Where the right operand
- * is RK_BF16X2 too: hi hi, hi lo (left hi, right lo), lo hi, lo lo, each its own C = C + (e + o).
+ * limbs: per k block first the hi limb into C, then the lo limb. Where the right operand is
+ * RK_BF16X2 too: hi hi, hi lo (left hi, right lo), lo hi, lo lo, each into C in turn.
+ * RK_ROWS_DECODE are plain rows, but against quantised weights their activations become int8
+ * (quant.h); other rows see such weights as bf16, rounded from what the file says.
  *
  * Attention of one query row and head, on fast paths: slots of the chain are counted across its spans;
  * blocks of 64 slots; t = s * (scale * log2 e); running maximum m, alpha = exp2(m_old - m),
@@ -28,12 +32,14 @@
 #include "base/err.h"
 #include "base/tensor.h"
 #include "kernels/layout.h"
+#include "kernels/quant.h"
 
 typedef struct rk_backend rk_backend;
 
 typedef enum rk_rows_kind {
     RK_ROWS_PLAIN, /* 1 limb */
     RK_ROWS_EXACT, /* 2 limbs (ref: f32, as plain) */
+    RK_ROWS_DECODE, /* 1 limb; int8 against quantised weights */
 } rk_rows_kind;
 
 /* A packed weight matrix in device memory, layout rk_mat_at. */
@@ -41,6 +47,7 @@ typedef struct rk_mat {
     int      n, k; /* outputs, inputs */
     rk_dtype dtype;
     void    *dev;
+    rk_quant quant; /* not NONE: packed as quant.h says, dtype is what it stands for (RK_BF16) */
 } rk_mat;
 
 /* A run of cached slots of one stored head. Page p of K starts at k + p * page elements; slot i of
@@ -113,9 +120,11 @@ typedef struct rk_backend_ops {
     rk_status (*attend)(rk_backend *be, const rk_attn_shape *sh, const float *qkv, int m,
                         const rk_seq_rows *sets, int n_sets, rk_rows_kind kind, void *out);
 
-    /* act = silu(g) * u. Shapes: gu dev f32 [m][2F] (gate, up), act (m, F) */
-    rk_status (*silu_mul)(rk_backend *be, const float *gu, int m, int d_ffn, rk_rows_kind kind,
-                          void *act);
+    /* act_out = silu(g) * u, where (g, u) = act W^T and the outputs of W alternate: panel p of 32
+     * holds gates 16 p .. 16 p + 15, then ups 16 p .. 16 p + 15; what lies beyond F is zero.
+     * Shapes: act (m, w->k); w->n = 2 round_up(F, 16); act_out activations (m, w->n / 2), not act */
+    rk_status (*gemm_silu_mul)(rk_backend *be, const void *act, rk_rows_kind kind, int m,
+                               const rk_mat *w, void *act_out);
 
     /* Softmax rows of an observation window, summed over the window in ascending row order.
      * Shapes: q dev f32 [w][H d] rotated; spans host [n_spans][G] covering n slots per head, of
@@ -146,8 +155,8 @@ struct rk_backend {
     rk_dtype weight_dtype; /* RK_BF16 or RK_F32: elements of rk_mat, of plain cache pages */
     rk_dtype exact_dtype;  /* cache pages of measurement rows: RK_BF16X2 or RK_F32 */
     int      n_threads;
-    const char *numerics;  /* "tile", "f32" */
-    const char *path;      /* instruction set in use: "avx512", "avx2", "scalar" */
+    const char *numerics;  /* "tile", "pair", "f32" */
+    const char *path;      /* instructions in use: "amx", "avx512bf16", "avx512", "avx2", "scalar" */
 };
 
 /* Limbs of activations. */
@@ -165,11 +174,24 @@ static inline int64_t rk_page_bytes(int head_dim, rk_dtype t) {
 }
 
 /* name: "cpu" or "ref". n_threads 0: as many as the affinity mask allows. isa: NULL for the best
- * that the CPU has, or "scalar", "avx2", "avx512" (tests).
- * Errors: RK_E_USAGE unknown name, or isa that the CPU lacks */
-rk_status rk_backend_open(const char *name, int n_threads, const char *isa, rk_backend **out);
+ * that the CPU has in that order, or "scalar", "avx2", "avx512", and "amx" (tile) or "avx512bf16"
+ * (pair), for tests. numerics: "tile" or "pair"; NULL for rk_backend_best_numerics of this CPU.
+ * Errors: RK_E_USAGE unknown name, or isa that the CPU or the order lacks */
+rk_status rk_backend_open(const char *name, int n_threads, const char *isa, const char *numerics,
+                          rk_backend **out);
 void      rk_backend_close(rk_backend *be);
-bool      rk_backend_has_isa(const char *isa);
+bool      rk_backend_has_isa(const char *isa, const char *numerics);
+
+/* "scalar, avx2": the paths of an order that this CPU has, slowest first; returns buf. */
+enum { RK_PATH_LIST = 128 };
+const char *rk_backend_list_isas(const char *numerics, char buf[RK_PATH_LIST]);
+
+/* Orders that this CPU has instructions for, as bits; and the order that suits a set of CPUs: the
+ * fastest that each has instructions for (AND of their bits), else "pair", which costs the twins
+ * least. */
+enum { RK_NATIVE_TILE = 1, RK_NATIVE_PAIR = 2 };
+unsigned    rk_backend_native_numerics(void);
+const char *rk_backend_best_numerics(unsigned native_to_all);
 
 /* Put f32 rows into a packed host image (dtype of the backend), rows [row0, row0 + n) of w.
  * Shapes: src [n][k] row-major; image rk_mat_bytes. Then upload it. */

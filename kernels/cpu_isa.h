@@ -1,15 +1,39 @@
-/* cpu_isa.h - the inner kernels that exist once per instruction set, with equal bits.
+/* cpu_isa.h - the inner kernels that exist once per instruction set and order of sums; tables of one
+ * order give equal bits.
  *
- * All work on bf16 in the layouts of layout.h and accumulate in the tile order of backend.h. Each
- * works on its own piece of a job, so that cpu.c can give pieces to threads. */
+ * All work on bf16 in the layouts of layout.h and accumulate in an order of backend.h. Each works on
+ * its own piece of a job, so that cpu.c can give pieces to threads. */
 #pragma once
 #include "kernels/backend.h"
 
 enum {
-    RK_ATT_ROWS = 16,    /* most query rows of one attention tile */
-    RK_ATT_PART = 1024,  /* slots of a part with its own m, l, O */
-    RK_GEMM_BLOCK = 96,  /* activation rows unpacked at a time */
+    RK_ATT_ROWS = 48,      /* most query rows of one attention tile: with a page they fit the L1 */
+    RK_ATT_PART = 1024,    /* slots of a part with its own m, l, O */
+    RK_GEMM_BLOCK = 96,    /* activation rows widened at a time (paths on f32 lanes) */
+    RK_GEMM_ROWS = 256,    /* activation rows that stay in the second-level cache (bf16 paths) */
+    RK_GEMM_K_BLOCKS = 80, /* k blocks of a right-hand panel that stays there too */
+    RK_GEMM_C = 2 * RK_GEMM_ROWS * 32,             /* floats of C between pieces of k */
+    RK_GEMM_PANEL = RK_GEMM_K_BLOCKS * 4 * RK_TILE, /* bf16 of a panel made from quantised weights */
 };
+
+typedef enum rk_gemm_kind {
+    RK_GEMM_STORE,
+    RK_GEMM_ADD,
+    RK_GEMM_SILU_MUL, /* panels of 16 gate and 16 up outputs; activations come out */
+} rk_gemm_kind;
+
+/* A matrix product as backend.h's gemm and gemm_silu_mul describe it. */
+typedef struct rk_gemm {
+    rk_gemm_kind        kind;
+    const void         *act;
+    int                 limbs, m;
+    const rk_mat       *w;
+    const float        *bias;
+    float              *out;
+    int                 ld_out;
+    void               *act_out;
+    const rk_quant_isa *quant;
+} rk_gemm;
 
 /* A part's state for one tile: maxima, lanes of sums, outputs. */
 typedef struct rk_att_state {
@@ -32,20 +56,24 @@ typedef struct rk_att_tile {
     void          *scratch;      /* rk_att_scratch_bytes */
 } rk_att_tile;
 static inline int64_t rk_att_scratch_bytes(int d) {
-    /* merged K and V pages (hi, lo), unpacked q (2 limbs), p (2 limbs), scores */
+    /* merged K and V pages (hi, lo), q and p (2 limbs), scores */
     return 4 * rk_page_bytes(d, RK_BF16) + RK_ATT_ROWS * (2 * (int64_t)d + 3 * RK_PAGE_KEYS) * 4;
+}
+static inline int64_t rk_gemm_scratch_bytes(const rk_mat *w, int limbs) {
+    return RK_GEMM_C * 4 + RK_GEMM_PANEL * 2 + RK_GEMM_BLOCK * rk_round_up(w->k, 32) * limbs * 4;
 }
 
 typedef struct rk_cpu_isa {
-    const char *name;
-    int att_rows; /* rows of a tile that suit the register file */
+    const char *name, *numerics;
 
-    /* out[m][n] for n in [n0, n1) multiples of 16. scratch: RK_GEMM_BLOCK * K * limbs floats */
-    void (*gemm)(const void *act, int limbs, int m, const rk_mat *w, const float *bias, bool add,
-                 float *out, int ld_out, int n0, int n1, float *scratch);
+    /* All rows of groups [g0, g1) of 16 outputs; g0 even. Scratch: rk_gemm_scratch_bytes, 64-byte
+     * aligned. */
+    void (*gemm)(const rk_gemm *j, int g0, int g1, void *scratch);
+    /* What gemm does with a finished product, for one that was made elsewhere.
+     * Shapes: c [m][ldc], the outputs of groups [g0, g1) */
+    void (*gemm_finish)(const rk_gemm *j, const float *c, int64_t ldc, int g0, int g1);
     void (*rmsnorm)(const float *x, const float *w, float eps, int row0, int row1, int d_model,
                     int limbs, void *act);
-    void (*silu_mul)(const float *gu, int row0, int row1, int d_ffn, int limbs, void *act);
     /* Part `part` of a tile; state is overwritten. */
     void (*attend_part)(const rk_att_tile *t, int part, rk_att_state *state);
     /* total = total merged with next (total first when the first part is taken: copied). */
@@ -65,4 +93,5 @@ typedef struct rk_cpu_isa {
     void (*exp2)(const float *x, int n, float *y);
 } rk_cpu_isa;
 
-extern const rk_cpu_isa rk_cpu_scalar, rk_cpu_avx2, rk_cpu_avx512;
+extern const rk_cpu_isa rk_cpu_tile_scalar, rk_cpu_tile_avx2, rk_cpu_tile_avx512, rk_cpu_tile_amx;
+extern const rk_cpu_isa rk_cpu_pair_scalar, rk_cpu_pair_avx2, rk_cpu_pair_avx512, rk_cpu_pair_bf16;

@@ -87,13 +87,17 @@ void rk_page_put(void *page, rk_dtype t, int64_t at, int64_t page_count, float v
 
 rk_status rk_host_embed(rk_backend *be, const rk_mat *table, const int32_t *tokens, int n, float *x) {
     (void)be;
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
+        float *row = x + (int64_t)i * table->k;
+        if (table->quant != RK_QUANT_NONE)
+            rk_quant_unpack_row(table->quant, table->dev, table->k, tokens[i], row);
         for (int k = 0; k < table->k; k++) {
             int64_t at = rk_mat_at(tokens[i], k, table->k);
-            x[(int64_t)i * table->k + k] = table->dtype == RK_F32
-                                               ? ((const float *)table->dev)[at]
-                                               : rk_bf16_to_f32(((const uint16_t *)table->dev)[at]);
+            row[k] = table->quant != RK_QUANT_NONE ? rk_bf16_to_f32(rk_f32_to_bf16(row[k]))
+                     : table->dtype == RK_F32      ? ((const float *)table->dev)[at]
+                                                   : rk_bf16_to_f32(((const uint16_t *)table->dev)[at]);
         }
+    }
     return RK_OK;
 }
 
@@ -145,11 +149,12 @@ static void append_row(const rk_attn_shape *sh, const float *row, const rk_span 
     }
 }
 
-static void rope_part(void *arg, int t, int n_threads) {
+static void rope_part(void *arg, int piece, int n_pieces, int thread) {
     const rope_job *j = arg;
     int64_t         width = (int64_t)(j->sh->n_heads + 2 * j->sh->n_kv_heads) * j->sh->head_dim;
     int64_t         begin, end;
-    rk_pool_share(j->m, t, n_threads, &begin, &end);
+    (void)thread;
+    rk_pool_share(j->m, piece, n_pieces, &begin, &end);
     for (int k = 0; k < j->n_sets; k++) {
         const rk_seq_rows *s = &j->sets[k];
         const rk_span     *last = s->spans + (int64_t)(s->n_spans - 1) * j->sh->n_kv_heads;
@@ -167,7 +172,8 @@ rk_status rk_host_rope_append(rk_backend *be, const rk_attn_shape *sh, float *qk
                               const int32_t *pos, const float *table, const rk_seq_rows *sets,
                               int n_sets) {
     rope_job j = {sh, qkv, pos, table, sets, m, n_sets};
-    rk_pool_run(rk_host_of(be)->pool, rope_part, &j);
+    rk_pool *pool = rk_host_of(be)->pool;
+    rk_pool_run(pool, rk_pool_pieces(pool, m, RK_FEW_ROWS), rope_part, &j);
     return RK_OK;
 }
 
@@ -186,27 +192,47 @@ static void page_copy(void *to, int64_t to_at, const void *from, int64_t from_at
     if (t == RK_BF16X2) a[page_count + to_at] = b[page_count + from_at];
 }
 
+typedef struct gather_job {
+    int            d, n_spans;
+    const rk_span *chain, *dst;
+    const int32_t *slot;
+} gather_job;
+
+static void copy_slot(int d, const rk_span *from, int64_t i, const rk_span *to, int64_t j) {
+    int64_t     count = rk_page_count(d);
+    int         a = rk_span_slot(from, i), b = rk_span_slot(to, j);
+    const char *k = (const char *)from->k + rk_span_page(from, i) * rk_page_bytes(d, from->k_dtype);
+    const char *v = (const char *)from->v + rk_span_page(from, i) * rk_page_bytes(d, from->v_dtype);
+    char       *tk = (char *)to->k + rk_span_page(to, j) * rk_page_bytes(d, to->k_dtype);
+    char       *tv = (char *)to->v + rk_span_page(to, j) * rk_page_bytes(d, to->v_dtype);
+    for (int e = 0; e < d; e++) {
+        page_copy(tk, rk_kpage_at(b, e, d), k, rk_kpage_at(a, e, d), from->k_dtype, count);
+        page_copy(tv, rk_vpage_at(b, e, d), v, rk_vpage_at(a, e, d), from->v_dtype, count);
+    }
+}
+
+/* A piece is a page of dst, so that no two threads write into one cache line. */
+static void gather_page(void *arg, int piece, int n_pieces, int thread) {
+    const gather_job *j = arg;
+    int32_t           i = piece * RK_PAGE_KEYS, end = i + RK_PAGE_KEYS;
+    int               at = 0;
+    int64_t           before = 0; /* slots of the spans before `at` */
+    (void)n_pieces, (void)thread;
+    if (end > j->dst->n) end = j->dst->n;
+    for (; i < end; i++) {
+        while (at < j->n_spans && j->slot[i] >= before + j->chain[at].n) before += j->chain[at++].n;
+        RK_ASSERT(at < j->n_spans);
+        copy_slot(j->d, &j->chain[at], j->slot[i] - before, j->dst, i);
+    }
+}
+
 rk_status rk_host_kv_gather(rk_backend *be, int head_dim, const rk_span *chain, int n_spans,
                             const int32_t *slot, int32_t n, const rk_span *dst) {
-    (void)be;
-    int     d = head_dim, at = 0;
-    int64_t count = rk_page_count(d), before = 0; /* slots of the spans before `at` */
-    for (int32_t i = 0; i < n; i++) {
-        while (at < n_spans && slot[i] >= before + chain[at].n) before += chain[at++].n;
-        RK_ASSERT(at < n_spans);
-        const rk_span *s = &chain[at];
-        RK_ASSERT(s->k_dtype == dst->k_dtype && s->v_dtype == dst->v_dtype);
-        int64_t        from = slot[i] - before;
-        int            fs = rk_span_slot(s, from), ts = rk_span_slot(dst, i);
-        const char *k = (const char *)s->k + rk_span_page(s, from) * rk_page_bytes(d, s->k_dtype);
-        const char *v = (const char *)s->v + rk_span_page(s, from) * rk_page_bytes(d, s->v_dtype);
-        char       *tk = (char *)dst->k + rk_span_page(dst, i) * rk_page_bytes(d, dst->k_dtype);
-        char       *tv = (char *)dst->v + rk_span_page(dst, i) * rk_page_bytes(d, dst->v_dtype);
-        for (int j = 0; j < d; j++) {
-            page_copy(tk, rk_kpage_at(ts, j, d), k, rk_kpage_at(fs, j, d), s->k_dtype, count);
-            page_copy(tv, rk_vpage_at(ts, j, d), v, rk_vpage_at(fs, j, d), s->v_dtype, count);
-        }
-    }
+    gather_job j = {head_dim, n_spans, chain, dst, slot};
+    RK_ASSERT(dst->first == 0 && dst->n == n);
+    for (int i = 0; i < n_spans; i++)
+        RK_ASSERT(chain[i].k_dtype == dst->k_dtype && chain[i].v_dtype == dst->v_dtype);
+    rk_pool_run(rk_host_of(be)->pool, (n + RK_PAGE_KEYS - 1) / RK_PAGE_KEYS, gather_page, &j);
     return RK_OK;
 }
 
@@ -227,10 +253,11 @@ static double log_normaliser(const float *row, int V) {
     return max + log(sum);
 }
 
-static void kl_ref_part(void *arg, int t, int n_threads) {
+static void kl_ref_part(void *arg, int piece, int n_pieces, int thread) {
     kl_job *j = arg;
     int64_t begin, end;
-    rk_pool_share(j->n_ref, t, n_threads, &begin, &end);
+    (void)thread;
+    rk_pool_share(j->n_ref, piece, n_pieces, &begin, &end);
     for (int64_t r = begin; r < end; r++) {
         const float *row = j->ref + r * j->V;
         j->log_ref[r] = log_normaliser(row, j->V);
@@ -238,10 +265,11 @@ static void kl_ref_part(void *arg, int t, int n_threads) {
     }
 }
 
-static void kl_part(void *arg, int t, int n_threads) {
+static void kl_part(void *arg, int piece, int n_pieces, int thread) {
     kl_job *j = arg;
     int64_t begin, end;
-    rk_pool_share(j->n, t, n_threads, &begin, &end);
+    (void)thread;
+    rk_pool_share(j->n, piece, n_pieces, &begin, &end);
     for (int64_t r = begin; r < end; r++) {
         int64_t       q = r % j->n_ref;
         const float  *a = j->ref + q * j->V, *b = j->pert + r * j->V;
@@ -259,7 +287,7 @@ rk_status rk_host_kl_rows(rk_backend *be, const float *ref, int n_ref, const flo
     RK_TRY(rk_host_scratch(h, 0, n_ref * ((int64_t)n_vocab + 1) * (int64_t)sizeof(double), &p));
     kl_job j = {.ref = ref, .pert = pert, .n_ref = n_ref, .n = n, .V = n_vocab, .p = p,
                 .log_ref = (double *)p + (int64_t)n_ref * n_vocab, .out = out};
-    rk_pool_run(h->pool, kl_ref_part, &j);
-    rk_pool_run(h->pool, kl_part, &j);
+    rk_pool_run(h->pool, n_ref, kl_ref_part, &j);
+    rk_pool_run(h->pool, n, kl_part, &j);
     return RK_OK;
 }

@@ -4,12 +4,16 @@
 #include "kernels/backend.h"
 #include "kernels/pool.h"
 
-enum { RK_SCRATCH_SLOTS = 4 };
+enum {
+    RK_SCRATCH_SLOTS = 4,
+    RK_FEW_ROWS = 4, /* rows of light work in a piece at least: one is done sooner than told of */
+};
 
 typedef struct rk_host {
     rk_backend        be; /* first: a backend handle is a host handle */
     rk_pool          *pool;
     const struct rk_cpu_isa *isa; /* cpu only */
+    const rk_quant_isa      *quant;
     void   *scratch[RK_SCRATCH_SLOTS];
     int64_t scratch_bytes[RK_SCRATCH_SLOTS];
 } rk_host;

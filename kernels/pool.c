@@ -11,20 +11,30 @@
 
 #include "base/mem.h"
 
-enum { SPINS = 20000, YIELDS = 200 };
+/* Pauses before a thread yields: waiting for work, and (shorter: it holds a core that the worker may
+ * need) for the last pieces. */
+enum { SPINS = 20000, END_SPINS = 1000, YIELDS = 200 };
+
+/* The state word: job number << PIECE_BITS | next piece. Taking a piece is a compare-and-swap of the
+ * whole word, so that who read fn, arg and n of one job cannot take a piece of another: success
+ * means the job was open, and an open job's fields do not change. */
+enum { PIECE_BITS = 25 };
+#define PIECE_MASK ((UINT64_C(1) << PIECE_BITS) - 1)
+_Static_assert(RK_POOL_MAX_PIECES < (1 << PIECE_BITS), "a closed job is a piece number, too");
 
 struct rk_pool {
     int              n;
     pthread_t       *thread; /* [n - 1] */
     int              started;
-    _Atomic uint64_t job;    /* number of the latest job */
-    _Atomic int      left;   /* workers still at it */
+    _Atomic uint64_t state;
+    _Atomic int      done; /* pieces */
+    _Atomic int      n_pieces;
+    _Atomic(rk_pool_fn *) fn;
+    _Atomic(void *)  arg;
     _Atomic int      asleep;
-    void (*fn)(void *arg, int thread, int n_threads);
-    void           *arg;
-    bool            quit;
-    pthread_mutex_t lock;
-    pthread_cond_t  wake;
+    _Atomic bool     quit;
+    pthread_mutex_t  lock;
+    pthread_cond_t   wake;
 };
 
 typedef struct worker_arg {
@@ -51,21 +61,39 @@ static unsigned flush_denormals(void) { return 0; }
 static void     restore(unsigned old) { (void)old; }
 #endif
 
-/* Wait until job differs from seen: spin, yield, sleep. */
-static void wait_job(rk_pool *p, uint64_t seen) {
+static uint64_t job_of(uint64_t state) { return state >> PIECE_BITS; }
+
+/* Wait until the job differs from seen: spin, yield, sleep. */
+static uint64_t wait_job(rk_pool *p, uint64_t seen) {
+    uint64_t s;
     for (int i = 0; i < SPINS; i++) {
-        if (atomic_load_explicit(&p->job, memory_order_acquire) != seen) return;
+        if (job_of(s = atomic_load(&p->state)) != seen) return job_of(s);
         pause_cpu();
     }
     for (int i = 0; i < YIELDS; i++) {
-        if (atomic_load_explicit(&p->job, memory_order_acquire) != seen) return;
+        if (job_of(s = atomic_load(&p->state)) != seen) return job_of(s);
         sched_yield();
     }
     pthread_mutex_lock(&p->lock);
     atomic_fetch_add(&p->asleep, 1);
-    while (atomic_load(&p->job) == seen) pthread_cond_wait(&p->wake, &p->lock);
+    while (job_of(s = atomic_load(&p->state)) == seen) pthread_cond_wait(&p->wake, &p->lock);
     atomic_fetch_sub(&p->asleep, 1);
     pthread_mutex_unlock(&p->lock);
+    return job_of(s);
+}
+
+/* Take and do pieces until the job that is open now has none left. */
+static void do_pieces(rk_pool *p, uint64_t job, int thread) {
+    for (;;) {
+        uint64_t    s = atomic_load(&p->state);
+        int         n = atomic_load(&p->n_pieces), piece = (int)(s & PIECE_MASK);
+        rk_pool_fn *fn = atomic_load(&p->fn);
+        void       *arg = atomic_load(&p->arg);
+        if (job_of(s) != job || piece >= n) return;
+        if (!atomic_compare_exchange_weak(&p->state, &s, s + 1)) continue;
+        fn(arg, piece, n, thread);
+        atomic_fetch_add(&p->done, 1);
+    }
 }
 
 static void *work(void *arg) {
@@ -74,22 +102,29 @@ static void *work(void *arg) {
     uint64_t seen = 0;
     (void)flush_denormals();
     for (;;) {
-        wait_job(w.p, seen);
-        seen++;
-        if (w.p->quit) return NULL;
-        w.p->fn(w.p->arg, w.index, w.p->n);
-        atomic_fetch_sub_explicit(&w.p->left, 1, memory_order_release);
+        seen = wait_job(w.p, seen);
+        if (atomic_load(&w.p->quit)) return NULL;
+        do_pieces(w.p, seen, w.index);
     }
 }
 
-static void post(rk_pool *p) {
-    atomic_store(&p->left, p->started);
-    atomic_fetch_add(&p->job, 1);
+/* Open the next job. The last one's pieces are all done. Its word is changed to one that no number of
+ * pieces opens before its fields are, or a worker that has read the old word could take it together
+ * with the new fields. */
+static uint64_t post(rk_pool *p, int n_pieces, rk_pool_fn *fn, void *arg) {
+    uint64_t job = job_of(atomic_load(&p->state)) + 1;
+    atomic_store(&p->state, (job - 1) << PIECE_BITS | PIECE_MASK);
+    atomic_store(&p->done, 0);
+    atomic_store(&p->fn, fn);
+    atomic_store(&p->arg, arg);
+    atomic_store(&p->n_pieces, n_pieces);
+    atomic_store(&p->state, job << PIECE_BITS);
     if (atomic_load(&p->asleep)) {
         pthread_mutex_lock(&p->lock);
         pthread_cond_broadcast(&p->wake);
         pthread_mutex_unlock(&p->lock);
     }
+    return job;
 }
 
 rk_status rk_pool_open(int n, rk_pool **out) {
@@ -122,8 +157,8 @@ out:
 
 void rk_pool_close(rk_pool *p) {
     if (!p) return;
-    p->quit = true;
-    post(p);
+    atomic_store(&p->quit, true);
+    post(p, 0, NULL, NULL);
     for (int i = 0; i < p->started; i++) pthread_join(p->thread[i], NULL);
     pthread_mutex_destroy(&p->lock);
     pthread_cond_destroy(&p->wake);
@@ -133,19 +168,20 @@ void rk_pool_close(rk_pool *p) {
 
 int rk_pool_size(const rk_pool *p) { return p->n; }
 
-void rk_pool_run(rk_pool *p, void (*fn)(void *arg, int thread, int n_threads), void *arg) {
+void rk_pool_run(rk_pool *p, int64_t n_pieces, rk_pool_fn *fn, void *arg) {
+    RK_ASSERT(n_pieces >= 0 && n_pieces <= RK_POOL_MAX_PIECES);
+    int      n = (int)n_pieces;
     unsigned old = flush_denormals();
-    if (p->n > 1) {
-        p->fn = fn;
-        p->arg = arg;
-        post(p);
-    }
-    fn(arg, 0, p->n);
-    for (int i = 0; p->n > 1 && atomic_load_explicit(&p->left, memory_order_acquire) > 0; i++) {
-        if (i < SPINS)
-            pause_cpu();
-        else
-            sched_yield();
+    if (p->started == 0 || n <= 1) {
+        for (int i = 0; i < n; i++) fn(arg, i, n, 0);
+    } else {
+        do_pieces(p, post(p, n, fn, arg), 0);
+        for (int i = 0; atomic_load_explicit(&p->done, memory_order_acquire) < n; i++) {
+            if (i < END_SPINS)
+                pause_cpu();
+            else
+                sched_yield();
+        }
     }
     restore(old);
 }

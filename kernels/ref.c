@@ -35,10 +35,11 @@ typedef struct gemm_job {
     int           ld;
 } gemm_job;
 
-static void gemm_part(void *arg, int t, int n_threads) {
+static void gemm_part(void *arg, int piece, int n_pieces, int thread) {
     const gemm_job *j = arg;
     int64_t         begin, end, K = rk_round_up(j->w->k, 32);
-    rk_pool_share((j->w->n + 15) / 16, t, n_threads, &begin, &end);
+    (void)thread;
+    rk_pool_share((j->w->n + 15) / 16, piece, n_pieces, &begin, &end);
     for (int64_t g = begin; g < end; g++)
         for (int m = 0; m < j->m; m += ROWS) {
             int   rows = j->m - m < ROWS ? j->m - m : ROWS;
@@ -66,7 +67,8 @@ static rk_status ref_gemm(rk_backend *be, const void *act, rk_rows_kind kind, in
         for (int64_t k = 0; k < K; k += 32)
             memcpy(a + i * K + k, (const float *)act + rk_act_at(i, k, w->k, 1, 0), 32 * sizeof *a);
     gemm_job j = {a, m, w, bias, add, out, ld_out};
-    rk_pool_run(rk_host_of(be)->pool, gemm_part, &j);
+    rk_pool *pool = rk_host_of(be)->pool;
+    rk_pool_run(pool, rk_pool_pieces(pool, (w->n + 15) / 16, 1), gemm_part, &j);
     return RK_OK;
 }
 
@@ -84,14 +86,16 @@ static rk_status ref_rmsnorm(rk_backend *be, const float *x, const float *w, flo
     return RK_OK;
 }
 
-static rk_status ref_silu_mul(rk_backend *be, const float *gu, int m, int d_ffn, rk_rows_kind kind,
-                              void *act) {
-    float *a = act;
-    (void)be, (void)kind;
+static rk_status ref_gemm_silu_mul(rk_backend *be, const void *act, rk_rows_kind kind, int m,
+                                   const rk_mat *w, void *act_out) {
+    void *p;
+    float *a = act_out;
+    RK_TRY(rk_host_scratch(rk_host_of(be), 2, (int64_t)m * w->n * (int64_t)sizeof(float), &p));
+    RK_TRY(ref_gemm(be, act, kind, m, w, NULL, false, p, w->n));
     for (int i = 0; i < m; i++)
-        for (int k = 0; k < d_ffn; k++) {
-            float g = gu[(int64_t)i * 2 * d_ffn + k], u = gu[((int64_t)i * 2 + 1) * d_ffn + k];
-            a[rk_act_at(i, k, d_ffn, 1, 0)] = g / (1.0f + expf(-g)) * u;
+        for (int k = 0; k < w->n / 2; k++) {
+            const float *gu = (float *)p + (int64_t)i * w->n + k / 16 * 32 + k % 16;
+            a[rk_act_at(i, k, w->n / 2, 1, 0)] = gu[0] / (1.0f + expf(-gu[0])) * gu[16];
         }
     return RK_OK;
 }
@@ -183,12 +187,11 @@ static void attend_set(const attend_job *j, const rk_seq_rows *s, int h, float *
     }
 }
 
-static void attend_part(void *arg, int t, int n_threads) {
+static void attend_part(void *arg, int piece, int n_pieces, int thread) {
     const attend_job *j = arg;
-    int64_t           begin, end, H = j->sh->n_heads;
-    rk_pool_share(j->n_sets * H, t, n_threads, &begin, &end);
-    for (int64_t i = begin; i < end; i++)
-        attend_set(j, &j->sets[i / H], (int)(i % H), j->scratch + t * ROWS * j->longest);
+    int               H = j->sh->n_heads;
+    (void)n_pieces;
+    attend_set(j, &j->sets[piece / H], piece % H, j->scratch + thread * ROWS * j->longest);
 }
 
 static rk_status ref_attend(rk_backend *be, const rk_attn_shape *sh, const float *qkv, int m,
@@ -204,7 +207,7 @@ static rk_status ref_attend(rk_backend *be, const rk_attn_shape *sh, const float
         }
     RK_TRY(rk_host_scratch(h, 1, rk_pool_size(h->pool) * ROWS * j.longest * (int64_t)sizeof(float), &p));
     j.scratch = p;
-    rk_pool_run(h->pool, attend_part, &j);
+    rk_pool_run(h->pool, (int64_t)n_sets * sh->n_heads, attend_part, &j);
     return RK_OK;
 }
 
@@ -278,7 +281,7 @@ const rk_backend_ops rk_ref_ops = {
     .gemm = ref_gemm,
     .rope_append = rk_host_rope_append,
     .attend = ref_attend,
-    .silu_mul = ref_silu_mul,
+    .gemm_silu_mul = ref_gemm_silu_mul,
     .window_mass = ref_window_mass,
     .kv_gather = rk_host_kv_gather,
     .kv_perturb = ref_kv_perturb,

@@ -12,7 +12,7 @@
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static void memory_of(const rk_engine *e, int stage, rk_plan_memory *m) {
-    rk_engine_memory_of(rk_weights_config(e->weights), &e->cfg, e->P, e->begin, stage, m);
+    rk_engine_memory_of(e->weights, &e->cfg, e->P, e->begin, stage, m);
 }
 
 static void print_memory(const rk_engine *e) {
@@ -80,7 +80,7 @@ static void poll(void *arg) {
 }
 
 static rk_status open_stage(rk_engine *e) {
-    RK_TRY(rk_backend_open(e->cfg.backend, e->cfg.n_threads, e->cfg.isa, &e->be));
+    RK_TRY(rk_backend_open(e->cfg.backend, e->cfg.n_threads, e->cfg.isa, e->cfg.numerics, &e->be));
     const rk_config *c = rk_weights_config(e->weights);
     rk_stage_spec    s = {.layer_begin = e->begin[e->me],
                           .layer_end = e->begin[e->me + 1],
@@ -91,6 +91,7 @@ static rk_status open_stage(rk_engine *e) {
                           .max_prompt = e->cfg.max_prompt,
                           .max_positions = e->cfg.max_prompt + max64(e->cfg.max_new, e->cfg.max_response),
                           .max_response = e->cfg.max_response,
+                          .native = e->cfg.native,
                           .select = e->cfg.select,
                           .poll = poll,
                           .on_loaded = e->cfg.quiet ? NULL : on_loaded,
@@ -132,6 +133,13 @@ static rk_status prepare(rk_engine *e) {
     return check_memory(e);
 }
 
+rk_status rk_engine_agree_numerics(rk_comm *c, const char **numerics) {
+    uint64_t lacking = ~(uint64_t)rk_backend_native_numerics();
+    RK_TRY(rk_comm_or_u64(c, &lacking, 1));
+    *numerics = rk_backend_best_numerics((unsigned)~lacking);
+    return RK_OK;
+}
+
 rk_status rk_engine_open(rk_comm *c, rk_weights *w, const rk_engine_config *cfg, rk_engine **out) {
     void *p;
     *out = NULL;
@@ -144,6 +152,7 @@ rk_status rk_engine_open(rk_comm *c, rk_weights *w, const rk_engine_config *cfg,
     e->P = rk_comm_size(c);
     e->me = rk_comm_rank(c);
     RK_TRY_OUT(st, rk_comm_agree(c, prepare(e), NULL));
+    if (!e->cfg.numerics) RK_TRY_OUT(st, rk_engine_agree_numerics(c, &e->cfg.numerics));
     if (cfg->hash_weights) RK_TRY_OUT(st, hash_weights(e));
     RK_TRY_OUT(st, rk_comm_agree(c, open_stage(e), NULL));
     e->cfg.budget = NULL; /* was for the estimate only */

@@ -22,6 +22,7 @@ typedef struct rk_engine rk_engine;
 typedef struct rk_engine_config {
     const char      *backend;       /* "cpu", "ref" */
     const char      *isa;           /* NULL: best */
+    const char      *numerics;      /* "tile", "pair"; NULL: the best that suits every rank */
     int              n_threads;     /* 0: affinity mask */
     const char      *partition;     /* "auto", "uniform", "10,10,10" */
     bool             for_profile;   /* the job is measurement: weighs later layers more */
@@ -34,6 +35,7 @@ typedef struct rk_engine_config {
     const int32_t   *budget;        /* [L] for the memory estimate at max_prompt, or NULL: all kept */
     bool             hash_weights;  /* compute weights_hash while loading */
     bool             quiet;         /* no memory table */
+    bool             native;        /* quantised matrices of the file stay quantised */
 } rk_engine_config;
 
 /* Without an engine, ranks or weights: rows of the widest slot; layers of each stage
@@ -42,8 +44,12 @@ typedef struct rk_engine_config {
 int64_t   rk_engine_rows_of(const rk_engine_config *cfg);
 rk_status rk_engine_partition_of(const rk_config *c, const rk_engine_config *cfg, int n_stages,
                                  int *begin);
-void      rk_engine_memory_of(const rk_config *c, const rk_engine_config *cfg, int n_stages,
+void      rk_engine_memory_of(const rk_weights *w, const rk_engine_config *cfg, int n_stages,
                               const int *begin, int stage, rk_plan_memory *out);
+
+/* Ranks: collective. The order of sums that suits the CPUs of all ranks of a communicator (the
+ * world, where replicas are to agree). Owner: *numerics static */
+rk_status rk_engine_agree_numerics(rk_comm *c, const char **numerics);
 
 /* Ranks: collective. Prints the memory table (rank 0), refuses with RK_E_MEM and the binding stage
  * before any weight is read, then loads each rank's layers. w is borrowed and must outlive.
@@ -120,7 +126,7 @@ rk_status rk_engine_measure(rk_engine *e, int seq, const int32_t *response, int 
 
 /* Leader, for tests and evaluation: rows of logits. Feeds n tokens to a sequence as plain rows in
  * one slot per chunk (prefill when the sequence is fresh: n_prompt = n; else appended at the true
- * positions) and returns the logits of rows want [n_want] (ascending, relative to the first fed
+ * positions, computed as decode's rows are) and returns the logits of rows want [n_want] (ascending, relative to the first fed
  * token). Shapes: logits [n_want][V] out */
 rk_status rk_engine_logits(rk_engine *e, int seq, const int32_t *tokens, int64_t n,
                            const int32_t *budget, int64_t n_new, const int32_t *want, int n_want,

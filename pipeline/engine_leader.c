@@ -188,7 +188,7 @@ rk_status rk_engine_decode(rk_engine *e, const rk_draw *draws, int n, rk_ticket 
         tokens[i] = draws[i].token;
     }
     rk_record r = {.head = {.kind = RK_SLOT_DECODE,
-                            .rows_kind = RK_ROWS_PLAIN,
+                            .rows_kind = RK_ROWS_DECODE,
                             .n_rows = n,
                             .n_sets = n,
                             .n_draws = n},
@@ -282,7 +282,7 @@ rk_status rk_engine_logits(rk_engine *e, int seq, const int32_t *tokens, int64_t
         for (; w + k < n_want && want[w + k] < at + m; k++) rows[k] = (int32_t)(want[w + k] - at);
         rk_record_set set = {.seq = seq, .n_rows = m, .pos0 = e->n_seen[seq] + at, .n_prompt = n, .n_new = n_new};
         rk_record     r = {.head = {.kind = RK_SLOT_PREFILL,
-                                    .rows_kind = RK_ROWS_PLAIN,
+                                    .rows_kind = fresh ? RK_ROWS_PLAIN : RK_ROWS_DECODE,
                                     .n_rows = m,
                                     .n_sets = 1,
                                     .n_want = k,

@@ -36,8 +36,9 @@ rk_status rk_engine_partition_of(const rk_config *c, const rk_engine_config *cfg
     return st;
 }
 
-void rk_engine_memory_of(const rk_config *c, const rk_engine_config *cfg, int n_stages,
+void rk_engine_memory_of(const rk_weights *w, const rk_engine_config *cfg, int n_stages,
                          const int *begin, int stage, rk_plan_memory *out) {
+    const rk_config    *c = rk_weights_config(w);
     int                 bytes = strcmp(cfg->backend, "ref") == 0 ? 4 : 2;
     bool                scored = rk_select_needs_scores(&cfg->select);
     rk_plan_memory_spec s = {.config = c,
@@ -54,5 +55,8 @@ void rk_engine_memory_of(const rk_config *c, const rk_engine_config *cfg, int n_
                              .max_rows = rk_engine_rows_of(cfg),
                              .max_logit_rows = max64(RK_STAGE_LOGIT_ROWS, cfg->max_response),
                              .window = scored ? cfg->select.window : 0};
+    if (cfg->native)
+        s.matrix_bytes = rk_model_matrix_bytes(w, RK_BF16, true, s.layer_begin, s.layer_end, s.has_embed,
+                                               s.has_head);
     rk_plan_memory_of(&s, out);
 }

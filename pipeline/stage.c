@@ -62,6 +62,7 @@ rk_status rk_stage_open(rk_backend *be, rk_weights *w, const rk_stage_spec *spec
                         .layer_end = spec->layer_end,
                         .has_embed = spec->first,
                         .has_head = spec->last,
+                        .native = spec->native,
                         .max_rows = s->spec.max_rows,
                         .table_positions = spec->max_positions,
                         .on_loaded = spec->on_loaded,
@@ -124,7 +125,8 @@ static rk_status save_window(rk_stage *s, int layer, const rk_record_set *set) {
 }
 
 static rk_status run_layers(rk_stage *s, const rk_record *r, float *x) {
-    int G = s->cfg.n_kv_heads, n = r->head.n_rows;
+    int          G = s->cfg.n_kv_heads, n = r->head.n_rows;
+    rk_rows_kind kind = (rk_rows_kind)r->head.rows_kind;
     for (int k = 0; k < r->head.n_sets; k++) {
         const rk_record_set *set = &r->sets[k];
         for (int i = 0; i < set->n_rows; i++) s->pos[set->row0 + i] = (int32_t)(set->pos0 + i);
@@ -139,9 +141,9 @@ static rk_status run_layers(rk_stage *s, const rk_record *r, float *x) {
                                        .n_spans = rk_kv_chain(s->kv, l, set->seq, sp),
                                        .spans = sp};
         }
-        RK_TRY(rk_model_qkv(s->model, l, x, n, RK_ROWS_PLAIN, s->pos, s->sets, r->head.n_sets));
+        RK_TRY(rk_model_qkv(s->model, l, x, n, kind, s->pos, s->sets, r->head.n_sets));
         for (int k = 0; k < r->head.n_sets; k++) RK_TRY(save_window(s, l, &r->sets[k]));
-        RK_TRY(rk_model_finish(s->model, l, x, n, RK_ROWS_PLAIN, s->sets, r->head.n_sets));
+        RK_TRY(rk_model_finish(s->model, l, x, n, kind, s->sets, r->head.n_sets));
         if (s->spec.poll) s->spec.poll(s->spec.arg);
     }
     return RK_OK;
@@ -159,7 +161,7 @@ static rk_status draw_tokens(rk_stage *s, const rk_record *r, const float *x, rk
     for (int at = 0; at < r->head.n_draws; at += RK_STAGE_LOGIT_ROWS) {
         int n = r->head.n_draws - at < RK_STAGE_LOGIT_ROWS ? r->head.n_draws - at : RK_STAGE_LOGIT_ROWS;
         for (int i = 0; i < n; i++) s->index[i] = r->draws[at + i].row;
-        RK_TRY(rk_stage_logits(s, x, s->index, n, RK_ROWS_PLAIN, s->logits));
+        RK_TRY(rk_stage_logits(s, x, s->index, n, (rk_rows_kind)r->head.rows_kind, s->logits));
         RK_TRY(s->be->ops->download(s->be, s->logits_host, s->logits, n * V * (int64_t)sizeof(float)));
         for (int i = 0; i < n; i++) {
             const rk_record_draw *d = &r->draws[at + i];
@@ -179,7 +181,7 @@ static rk_status want_logits(rk_stage *s, const rk_record *r, const float *x, fl
     int64_t V = s->cfg.n_vocab;
     for (int at = 0; at < r->head.n_want; at += RK_STAGE_LOGIT_ROWS) {
         int n = r->head.n_want - at < RK_STAGE_LOGIT_ROWS ? r->head.n_want - at : RK_STAGE_LOGIT_ROWS;
-        RK_TRY(rk_stage_logits(s, x, r->want + at, n, RK_ROWS_PLAIN, s->logits));
+        RK_TRY(rk_stage_logits(s, x, r->want + at, n, (rk_rows_kind)r->head.rows_kind, s->logits));
         RK_TRY(s->be->ops->download(s->be, out + at * V, s->logits, n * V * (int64_t)sizeof(float)));
     }
     return RK_OK;

@@ -17,6 +17,7 @@ typedef struct rk_stage_spec {
     int64_t max_rows;             /* in one slot on any layer, forks included */
     int64_t max_prompt, max_positions;
     int64_t max_response;         /* T of a measurement; 0: none */
+    bool    native;               /* of rk_model_spec */
     rk_select_params select;
     void (*poll)(void *arg);      /* between layers (may be NULL) */
     void (*on_loaded)(void *arg, int64_t done, int64_t total);

@@ -1,5 +1,6 @@
-/* kernel_fixture.h - what the suites of kernels/ share: every cpu backend (instruction sets x 1 to 3
- * threads) and ref, checks that name their case, and data. Included by a suite's file only. */
+/* kernel_fixture.h - what the suites of kernels/ share: every cpu backend of one order of sums
+ * (instruction sets x 1 to 3 threads) and ref, checks that name their case, and data. A suite runs
+ * once in each order. Included by a suite's file only. */
 #pragma once
 #include <CUnit/CUnit.h>
 #include <CUnit/TestDB.h>
@@ -11,21 +12,25 @@
 #include "kernels/backend.h"
 #include "kernels/host.h"
 
-enum { MAX_CPU = 9, BAND = 256 };
+enum { MAX_CPU = 12, BAND = 256 };
 
-static const char *const isa_names[] = {"scalar", "avx2", "avx512"};
+static const char *const isa_names[] = {"scalar", "avx2", "avx512", "amx", "avx512bf16"};
 enum { N_ISAS = sizeof isa_names / sizeof *isa_names };
 
+static const char *order; /* "tile" or "pair" */
 static rk_backend *cpus[MAX_CPU], *ref; /* cpus[0]: scalar, 1 thread */
 static int         n_cpus;
 
-static int open_backends(void) {
+static int open_backends(const char *numerics) {
+    order = numerics;
     n_cpus = 0;
     for (int i = 0; i < N_ISAS; i++)
-        for (int t = 1; t <= 3 && rk_backend_has_isa(isa_names[i]); t++)
-            if (rk_backend_open("cpu", t, isa_names[i], &cpus[n_cpus++]) != RK_OK) return 1;
-    return rk_backend_open("ref", 2, NULL, &ref) != RK_OK;
+        for (int t = 1; t <= 3 && rk_backend_has_isa(isa_names[i], order); t++)
+            if (rk_backend_open("cpu", t, isa_names[i], order, &cpus[n_cpus++]) != RK_OK) return 1;
+    return rk_backend_open("ref", 2, NULL, NULL, &ref) != RK_OK;
 }
+static int open_tile(void) { return open_backends("tile"); }
+static int open_pair(void) { return open_backends("pair"); }
 
 static int close_backends(void) {
     for (int i = 0; i < n_cpus; i++) rk_backend_close(cpus[i]);

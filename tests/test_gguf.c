@@ -264,9 +264,11 @@ static void test_bad_tensors(void) {
         {UINT64_MAX, 1, 0, 0, "absurd dimension"},
         {1ull << 62, 1, 0, 0, "absurdly large"},
         {48, 1, 2, 0, "rows of 48 values are no whole Q4_0 blocks of 32"},
-        {32, 1, 14, 0, "tensor t is of type Q6_K"},
-        {32, 1, 12, 0, "tensor t is of type Q4_K"},
-        {32, 1, 6, 0, "tensor t is of type Q5_0"},
+        {128, 1, 14, 0, "rows of 128 values are no whole Q6_K blocks of 256"},
+        {256, 2, 12, 0, "tensor t (288 bytes at offset 0) lies beyond the file's end"},
+        {256, 1, 10, 0, "tensor t is of type Q2_K"},
+        {256, 1, 15, 0, "tensor t is of type Q8_K"},
+        {32, 1, 9, 0, "tensor t is of type Q8_1"},
         {32, 1, 4711, 0, "tensor t is of type type 4711"},
         {32, 1, UINT32_MAX, 0, "tensor t is of type type 2147483647"},
     };
@@ -423,8 +425,8 @@ static void test_fuzz(void) {
         if (st == RK_OK) {
             for (int t = 0; t < rk_gguf_n_tensors(g); t++) {
                 const rk_gguf_tensor *x = rk_gguf_tensor_at(g, t);
-                float                 sink[32];
-                rk_ggml_dequant(x->type, x->data, x->dim[x->rank - 1] < 32 ? 0 : 32, sink);
+                float                 sink[256];
+                rk_ggml_dequant(x->type, x->data, x->dim[x->rank - 1] < 256 ? 0 : 256, sink);
             }
             (void)rk_gguf_arr_str(g, "strings", 2, NULL);
             rk_gguf_close(g);
@@ -500,6 +502,58 @@ static void test_dequant(void) {
     CU_ASSERT(out[0] == 1e30f && signbit(out[1]) && out[1] == 0);
 }
 
+/* Each quantised type on 8,192 values of pseudo-random bytes (f16 fields below 2 in size): the bits
+ * and some values as another implementation gives them (numpy code of the Python package gguf). */
+static const struct vector {
+    int      type, bytes, f16_at[2];
+    uint64_t hash; /* FNV-1a over the words of the values */
+    float    some[5];
+} vectors[] = {
+    {RK_GGML_Q8_0, 34, {0, 0}, 0x335ec18a92292ea5u,
+     {-0x1.8c4p-13f, -0x1.4bdcp-10f, 0x1.1f48p-10f, 0x1.150f8p-7f, -0x1.05a4p+0f}},
+    {RK_GGML_Q4_0, 18, {0, 0}, 0xbe89fc03e1b80325u,
+     {0x1.a2cp+0f, 0x1.f68p-1f, -0x1.f68p-1f, -0x0.0p+0f, -0x1.93cp+1f}},
+    {RK_GGML_Q4_1, 20, {0, 2}, 0xee55b9a9d6b79eaau,
+     {-0x1.c81ep-9f, -0x1.c81ep-9f, -0x1.2e7cp-10f, -0x1.c6f64p-6f, -0x1.712d4p+0f}},
+    {RK_GGML_Q5_0, 22, {0, 0}, 0x9d1cb82c0c6e3125u,
+     {0x1.4464p-7f, -0x1.8f4p-10f, 0x1.8f4p-10f, -0x1.ffd8p-11f, -0x1.3e4cp+0f}},
+    {RK_GGML_Q5_1, 24, {0, 2}, 0x1de14ced74f58ca9u,
+     {-0x1.135cp-1f, -0x1.672cp-1f, -0x1.135cp-1f, -0x1.50e36p+4f, -0x1.a818p-11f}},
+    {RK_GGML_Q4_K, 144, {0, 2}, 0xa4cb6f8081c34d14u,
+     {0x1.20634p+1f, 0x1.1243cp+0f, 0x1.77aa8p-1f, -0x1.5982p+5f, -0x1.1f46p+3f}},
+    {RK_GGML_Q5_K, 176, {0, 2}, 0xec4babaca2e2d281u,
+     {0x1.b1b78p+5f, 0x1.2db3p+4f, 0x1.d44bcp+6f, -0x1.5de84p-1f, -0x1.b95e8p+5f}},
+    {RK_GGML_Q6_K, 210, {208, 208}, 0x249a85516d9c95e5u,
+     {-0x1.e0bep+4f, -0x1.6d672p+9f, -0x1.b3ac3p+9f, -0x1.6d5938p+3f, -0x1.0f194p+4f}},
+};
+enum { N_VECTORS = sizeof vectors / sizeof vectors[0], VALUES = 8192 };
+
+static void test_dequant_vectors(void) {
+    static const int at[5] = {1, 17, 31, VALUES / 2 + 5, VALUES - 1};
+    static uint8_t   raw[1 + VALUES / 32 * 34], *p = raw + 1; /* an odd address */
+    static float     out[VALUES];
+    for (const struct vector *v = vectors; v < vectors + N_VECTORS; v++) {
+        int      block = v->type >= RK_GGML_Q4_K ? 256 : 32, n = VALUES / block * v->bytes;
+        uint32_t x = (uint32_t)v->type, word;
+        uint64_t hash = 0xcbf29ce484222325u;
+        for (int i = 0; i < n; i++) {
+            x = x * 1664525u + 1013904223u;
+            p[i] = (uint8_t)(x >> 24);
+            if (i % v->bytes == v->f16_at[0] + 1 || i % v->bytes == v->f16_at[1] + 1) p[i] &= 0xbf;
+        }
+        rk_ggml_dequant(v->type, p, VALUES, out);
+        for (int i = 0; i < VALUES; i++) {
+            memcpy(&word, &out[i], 4);
+            hash = (hash ^ word) * 0x100000001b3u;
+        }
+        for (int i = 0; i < 5; i++) CU_ASSERT_EQUAL(out[at[i]], v->some[i]);
+        if (hash != v->hash) {
+            fprintf(stderr, "%s: other values\n", rk_ggml_type_name(v->type));
+            CU_FAIL("hash");
+        }
+    }
+}
+
 static void test_type_names(void) {
     CU_ASSERT_STRING_EQUAL(rk_ggml_type_name(RK_GGML_Q4_1), "Q4_1");
     CU_ASSERT_STRING_EQUAL(rk_ggml_type_name(RK_GGML_BF16), "BF16");
@@ -521,6 +575,7 @@ int rk_suite_gguf(void) {
     CU_ADD_TEST(s, test_fuzz);
     CU_ADD_TEST(s, test_out_of_memory);
     CU_ADD_TEST(s, test_dequant);
+    CU_ADD_TEST(s, test_dequant_vectors);
     CU_ADD_TEST(s, test_type_names);
     return 0;
 }

@@ -177,7 +177,8 @@ typedef struct gemm_case {
 static void op_gemm(rk_backend *be, const void *arg, void *out) {
     const gemm_case *c = arg;
     void            *act = make_act(be, c->kind, c->x, c->m, c->k);
-    rk_mat           w = {c->n, c->k, be->weight_dtype, zeroed(rk_mat_bytes(be, c->n, c->k))};
+    rk_mat           w = {.n = c->n, .k = c->k, .dtype = be->weight_dtype,
+                          .dev = zeroed(rk_mat_bytes(be, c->n, c->k))};
     rk_mat_pack(w.dtype, w.dev, c->n, c->k, 0, c->n, c->w);
     for (int i = 0; c->add && i < c->m; i++)
         memcpy((float *)out + (int64_t)i * c->ld, c->init + (int64_t)i * c->n, (size_t)c->n * 4);
@@ -187,17 +188,22 @@ static void op_gemm(rk_backend *be, const void *arg, void *out) {
 }
 
 /* One output in the order that backend.h states, step by step. */
-static float tile_order(const gemm_case *c, int i, int n) {
+static float stated_order(const gemm_case *c, int i, int n) {
     const float *x = c->x + (int64_t)i * c->k, *w = c->w + (int64_t)n * c->k;
+    bool         pair = strcmp(order, "pair") == 0;
     float        sum = 0;
     for (int k0 = 0; k0 < c->k; k0 += 32)
         for (int limb = 0; limb < (c->kind == RK_ROWS_EXACT ? 2 : 1); limb++) {
             float eo[2] = {0, 0};
-            for (int k = k0; k < k0 + 32 && k < c->k; k++) {
+            for (int j = 0; j < 32 && k0 + j < c->k; j++) {
+                int   k = k0 + (pair ? j ^ 1 : j); /* the odd one of a pair first */
                 float a = limb ? rounded(x[k] - rounded(x[k])) : rounded(x[k]);
-                eo[k % 2] = fmaf(a, w[k], eo[k % 2]);
+                if (pair)
+                    sum = fmaf(a, w[k], sum);
+                else
+                    eo[k % 2] = fmaf(a, w[k], eo[k % 2]);
             }
-            sum = sum + (eo[0] + eo[1]);
+            if (!pair) sum = sum + (eo[0] + eo[1]);
         }
     if (c->bias) sum = sum + c->bias[n];
     return c->add ? c->init[(int64_t)i * c->n + n] + sum : sum;
@@ -225,10 +231,10 @@ static void judge_gemm(const gemm_case *c, const float *cpu, const float *f32, c
             double want = c->kind == RK_ROWS_EXACT ? sum : (double)b[n], unit = sqrt(squares);
             worst_cpu = worse(worst_cpu, fabs((double)a[n] - want) / unit);
             worst_ref = worse(worst_ref, fabs((double)b[n] - sum) / unit);
-            same = same && a[n] == tile_order(c, i, n);
+            same = same && a[n] == stated_order(c, i, n);
         }
     }
-    CHECK(same, "%s: not the tile order", what);
+    CHECK(same, "%s: not the %s order", what, order);
     CHECK(untouched, "%s: wrote beyond column %d", what, c->n);
     CHECK(worst_cpu < (c->kind == RK_ROWS_EXACT ? 2e-5 : 1e-2), "%s: cpu is off by %g", what,
           worst_cpu);
@@ -261,6 +267,9 @@ static void test_gemm(void) {
     static const int M[] = {1, 2, 3, 13, 16, 17, 33, 100}, K[] = {32, 64, 576, 40};
     static const int N[] = {32, 96, 160, 70};
     unsigned         turn = 0;
+    run_gemm(3, 2700, 70, RK_ROWS_PLAIN, true, true); /* k in pieces */
+    run_gemm(19, 2624, 48, RK_ROWS_EXACT, false, false);
+    run_gemm(300, 64, 32, RK_ROWS_PLAIN, false, true); /* rows in pieces */
     for (size_t i = 0; i < sizeof M / sizeof *M; i++)
         for (size_t j = 0; j < sizeof K / sizeof *K; j++, turn++) {
             bool bias = turn & 1, add = turn & 2;
@@ -298,9 +307,22 @@ static void op_rmsnorm(rk_backend *be, const void *arg, void *out) {
     const row_case *c = arg;
     OK(be->ops->rmsnorm(be, c->x, c->w, 1e-5f, c->m, c->width, c->kind, out));
 }
+/* The product with a permuted identity: gates and ups of a row of x [m][2F] reach the epilogue as
+ * they are, in bf16 (two limbs where exact). */
 static void op_silu(rk_backend *be, const void *arg, void *out) {
     const row_case *c = arg;
-    OK(be->ops->silu_mul(be, c->x, c->m, c->width, c->kind, out));
+    int             F = c->width, n = 2 * (int)rk_round_up(F, 16);
+    void           *act = make_act(be, c->kind, c->x, c->m, 2 * F);
+    float          *one = zeroed((int64_t)n * 2 * F * 4);
+    rk_mat          w = {.n = n, .k = 2 * F, .dtype = be->weight_dtype,
+                         .dev = zeroed(rk_mat_bytes(be, n, 2 * F))};
+    for (int i = 0; i < F; i++) {
+        one[(int64_t)(i / 16 * 32 + i % 16) * 2 * F + i] = 1;
+        one[(int64_t)(i / 16 * 32 + 16 + i % 16) * 2 * F + F + i] = 1;
+    }
+    rk_mat_pack(w.dtype, w.dev, n, 2 * F, 0, n, one);
+    OK(be->ops->gemm_silu_mul(be, act, c->kind, c->m, &w, out));
+    rk_mem_free(act), rk_mem_free(one), rk_mem_free(w.dev);
 }
 
 static double want_rmsnorm(const row_case *c, int i, int j) {
@@ -310,8 +332,9 @@ static double want_rmsnorm(const row_case *c, int i, int j) {
     return (double)x[j] / sqrt(s / c->width + 1e-5) * (double)c->w[j];
 }
 static double want_silu(const row_case *c, int i, int j) {
-    const float *g = c->x + (int64_t)i * 2 * c->width, *u = g + c->width;
-    return (double)g[j] / (1 + exp(-(double)g[j])) * (double)u[j];
+    const float *x = c->x + (int64_t)i * 2 * c->width;
+    double       g = (double)x[j], u = (double)x[c->width + j];
+    return g / (1 + exp(-g)) * u;
 }
 
 /* Errors in units of each value: one limb is within 2^-8, two within 2^-16, f32 adds some. */
@@ -361,6 +384,7 @@ static void test_silu(void) {
     static const float edge[] = {0, -80, 80, -1e-6f, 20, -20, 3e4f, 88, -60};
     for (int r = 0; r < 3; r++)
         for (size_t i = 0; i < sizeof edge / sizeof *edge; i++) gu[r * 64 + (int)i] = edge[i];
+    for (int i = 0; i < 100 * 2 * 576; i++) gu[i] = rounded(gu[i]);
     for (int i = 0; i < N_ROW_COUNTS; i++)
         for (int j = 0; j < N_WIDTHS; j++)
             for (int kind = 0; kind < 2; kind++) {
@@ -388,7 +412,8 @@ typedef struct take_case {
 
 static void op_embed(rk_backend *be, const void *arg, void *out) {
     const take_case *c = arg;
-    rk_mat t = {c->rows, c->width, be->weight_dtype, zeroed(rk_mat_bytes(be, c->rows, c->width))};
+    rk_mat t = {.n = c->rows, .k = c->width, .dtype = be->weight_dtype,
+                .dev = zeroed(rk_mat_bytes(be, c->rows, c->width))};
     rk_mat_pack(t.dtype, t.dev, c->rows, c->width, 0, c->rows, c->src);
     OK(be->ops->embed(be, &t, c->index, c->n, out));
     rk_mem_free(t.dev);
@@ -466,7 +491,14 @@ static void test_kl(void) {
 
 /* ---- exp2 ---- */
 
-static const rk_cpu_isa *const tables[] = {&rk_cpu_scalar, &rk_cpu_avx2, &rk_cpu_avx512};
+static const rk_cpu_isa *table_of(int isa) {
+    static const rk_cpu_isa *const tile[] = {&rk_cpu_tile_scalar, &rk_cpu_tile_avx2,
+                                             &rk_cpu_tile_avx512};
+    static const rk_cpu_isa *const pair[] = {&rk_cpu_pair_scalar, &rk_cpu_pair_avx2,
+                                             &rk_cpu_pair_avx512};
+    if (strcmp(isa_names[isa], "avx512bf16") == 0) return &rk_cpu_pair_bf16;
+    return (strcmp(order, "pair") == 0 ? pair : tile)[isa < 3 ? isa : 2]; /* AMX has AVX-512 lanes */
+}
 
 static void test_exp2(void) {
     enum { N = 253 * 512 + 3 };
@@ -474,10 +506,10 @@ static void test_exp2(void) {
     for (int i = 0; i < N; i++) x[i] = -126.0f + (float)i / 512.0f; /* ascending */
     for (int i = 0; i < N; i += 2) x[i] += 0.0007f;
     for (int i = 0; i < N_ISAS; i++) {
-        if (!rk_backend_has_isa(isa_names[i])) continue;
+        if (!rk_backend_has_isa(isa_names[i], order)) continue;
         double worst = 0;
         bool   rises = true;
-        tables[i]->exp2(x, N, y);
+        table_of(i)->exp2(x, N, y);
         for (int k = 0; k < N && x[k] <= 127.0f; k++) {
             double want = exp2((double)x[k]);
             worst = worse(worst, fabs((double)y[k] - want) / want);
@@ -490,7 +522,7 @@ static void test_exp2(void) {
         float in[] = {0.0f, -0.0f, -INFINITY, -127.0f, -126.0f, -1e30f,
                       1.0f, 10.0f, -3.0f,     200.0f,  INFINITY};
         float want[] = {1, 1, 0, 0, 0x1p-126f, 0, 2, 1024, 0.125f, 0x1p127f, 0x1p127f}, got[11];
-        tables[i]->exp2(in, 11, got);
+        table_of(i)->exp2(in, 11, got);
         for (int k = 0; k < 11; k++)
             CHECK(got[k] == want[k], "exp2(%g) of %s is %g", (double)in[k], isa_names[i],
                   (double)got[k]);
@@ -502,29 +534,37 @@ static void test_exp2(void) {
 
 static void test_open_errors(void) {
     rk_backend *be = ref;
-    CU_ASSERT_EQUAL(rk_backend_open("gpu7", 1, NULL, &be), RK_E_USAGE);
+    CU_ASSERT_EQUAL(rk_backend_open("gpu7", 1, NULL, NULL, &be), RK_E_USAGE);
     CU_ASSERT_PTR_NULL(be);
     CU_ASSERT_PTR_NOT_NULL(strstr(rk_err_last()->text, "gpu7"));
     be = ref;
-    CU_ASSERT_EQUAL(rk_backend_open("cpu", 1, "sse9", &be), RK_E_USAGE);
+    CU_ASSERT_EQUAL(rk_backend_open("cpu", 1, "sse9", order, &be), RK_E_USAGE);
     CU_ASSERT_PTR_NULL(be);
     CU_ASSERT_PTR_NOT_NULL(strstr(rk_err_last()->text, "sse9"));
     CU_ASSERT_PTR_NOT_NULL(strstr(rk_err_last()->text, "scalar"));
-    CU_ASSERT(!rk_backend_has_isa("sse9") && rk_backend_has_isa("scalar"));
+    CU_ASSERT(!rk_backend_has_isa("sse9", order) && rk_backend_has_isa("scalar", order));
+    be = ref;
+    CU_ASSERT_EQUAL(rk_backend_open("cpu", 1, NULL, "sorted", &be), RK_E_USAGE);
+    CU_ASSERT_PTR_NULL(be);
+    CU_ASSERT_PTR_NOT_NULL(strstr(rk_err_last()->text, "sorted"));
+    CU_ASSERT_STRING_EQUAL(rk_backend_best_numerics(RK_NATIVE_TILE | RK_NATIVE_PAIR), "tile");
+    CU_ASSERT_STRING_EQUAL(rk_backend_best_numerics(RK_NATIVE_PAIR), "pair");
+    CU_ASSERT_STRING_EQUAL(rk_backend_best_numerics(0), "pair");
     rk_backend_close(NULL);
 }
 
 static void test_handle(void) {
     rk_backend *be;
     int64_t     blocks = rk_mem_blocks();
-    CU_ASSERT_EQUAL_FATAL(rk_backend_open("cpu", 0, NULL, &be), RK_OK);
+    CU_ASSERT_EQUAL_FATAL(rk_backend_open("cpu", 0, NULL, order, &be), RK_OK);
     CU_ASSERT_EQUAL(be->n_threads, rk_pool_cpus());
     CU_ASSERT(be->weight_dtype == RK_BF16 && be->exact_dtype == RK_BF16X2);
     CU_ASSERT_STRING_EQUAL(be->ops->name, "cpu");
-    CU_ASSERT_STRING_EQUAL(be->numerics, "tile");
-    CU_ASSERT_STRING_EQUAL(be->path, rk_backend_has_isa("avx512") ? "avx512"
-                                     : rk_backend_has_isa("avx2") ? "avx2"
-                                                                  : "scalar");
+    CU_ASSERT_STRING_EQUAL(be->numerics, order);
+    const char *best = "scalar";
+    for (int i = 1; i < N_ISAS; i++)
+        if (rk_backend_has_isa(isa_names[i], order)) best = isa_names[i];
+    CU_ASSERT_STRING_EQUAL(be->path, best);
     CU_ASSERT(rk_limbs(be, RK_ROWS_EXACT) == 2 && rk_limbs(be, RK_ROWS_PLAIN) == 1);
     CU_ASSERT(ref->weight_dtype == RK_F32 && ref->exact_dtype == RK_F32);
     CU_ASSERT_STRING_EQUAL(ref->numerics, "f32");
@@ -547,45 +587,51 @@ static void test_handle(void) {
 }
 
 typedef struct tally {
-    _Atomic int runs[8];
-    int         plain[8]; /* written by its thread alone, read after the join */
-    int         n_wrong;
-    int64_t     total;
-    int64_t     covered[8];
+    _Atomic int runs[8], in_use[8]; /* pieces a thread did; pieces it is at */
+    int         total, seen[64];    /* plain: the pool orders it before the return */
+    _Atomic int n_wrong;
+    bool        slow;
 } tally;
 
-static void count_run(void *arg, int thread, int n_threads) {
+static void count_run(void *arg, int piece, int n_pieces, int thread) {
     tally  *t = arg;
     int64_t begin, end;
-    rk_pool_share(t->total, thread, n_threads, &begin, &end);
-    t->covered[thread] = end - begin;
+    if (thread < 0 || thread >= 8 || piece < 0 || piece >= n_pieces) {
+        t->n_wrong++;
+        return;
+    }
+    if (atomic_fetch_add(&t->in_use[thread], 1) != 0) t->n_wrong++;
     atomic_fetch_add(&t->runs[thread], 1);
-    t->plain[thread]++;
+    if (t->slow) usleep(thread == 0 ? 50 : 5000);
+    t->seen[piece]++;
+    rk_pool_share(t->total, piece, n_pieces, &begin, &end);
+    if (begin > end || end > t->total) t->n_wrong++;
+    atomic_fetch_sub(&t->in_use[thread], 1);
 }
 
 static void test_pool(void) {
     int64_t blocks = rk_mem_blocks();
     for (int n = 1; n <= 4; n++) {
-        enum { JOBS = 1500 };
+        enum { JOBS = 3000 };
         rk_pool *p;
         CU_ASSERT_EQUAL_FATAL(rk_pool_open(n, &p), RK_OK);
         CU_ASSERT_EQUAL(rk_pool_size(p), n);
         tally t = {0};
         for (int j = 0; j < JOBS; j++) {
-            int64_t covered = 0;
+            int pieces = j * 7 % 65, sum = 0;
             t.total = j;
-            rk_pool_run(p, count_run, &t);
-            for (int i = 0; i < n; i++) {
-                t.n_wrong += t.plain[i] != j + 1;
-                covered += t.covered[i];
+            t.slow = j % 500 == 7;
+            memset(t.seen, 0, sizeof t.seen);
+            rk_pool_run(p, pieces, count_run, &t);
+            for (int i = 0; i < 64; i++) {
+                t.n_wrong += t.seen[i] != (i < pieces);
+                sum += t.seen[i];
             }
-            t.n_wrong += covered != j;
+            t.n_wrong += sum != pieces;
             if (j % 300 == 299) usleep(20000); /* long enough for workers to fall asleep */
         }
-        for (int i = 0; i < 8; i++)
-            CHECK(t.runs[i] == (i < n ? JOBS : 0), "%d threads: thread %d ran %d times", n, i,
-                  t.runs[i]);
-        CHECK(t.n_wrong == 0, "%d threads: %d jobs were not done on return", n, t.n_wrong);
+        for (int i = n; i < 8; i++) CHECK(t.runs[i] == 0, "%d threads: thread %d ran", n, i);
+        CHECK(t.n_wrong == 0, "%d threads: %d pieces lost, doubled or torn", n, (int)t.n_wrong);
         rk_pool_close(p);
     }
     for (int i = 0; i < 40; i++) { /* closed at once, or after a sleep */
@@ -596,6 +642,19 @@ static void test_pool(void) {
     }
     rk_pool_close(NULL);
     CU_ASSERT_EQUAL(rk_mem_blocks(), blocks);
+}
+
+/* Every worker takes part when there is enough to do. */
+static void test_pool_shares(void) {
+    rk_pool *p;
+    CU_ASSERT_EQUAL_FATAL(rk_pool_open(2, &p), RK_OK);
+    tally t = {.total = 1, .slow = true}; /* the worker sleeps in its pieces: the caller goes on */
+    for (int tries = 0; tries < 200 && (t.runs[0] == 0 || t.runs[1] == 0); tries++)
+        rk_pool_run(p, 64, count_run, &t);
+    CU_ASSERT(t.runs[0] > 0 && t.runs[1] > 0);
+    CU_ASSERT(t.runs[0] > t.runs[1]);
+    CU_ASSERT_EQUAL(t.n_wrong, 0);
+    rk_pool_close(p);
 }
 
 /* Open, one product and one attention, close; what every step needs comes before the first. */
@@ -624,7 +683,7 @@ static void fail_each_allocation(const char *name, const small_run *r) {
     for (int nth = 1; nth < 100; nth++) {
         rk_backend *be = NULL;
         rk_mem_fail_at(nth);
-        rk_status st = rk_backend_open(name, 3, NULL, &be);
+        rk_status st = rk_backend_open(name, 3, NULL, order, &be);
         if (st != RK_OK) {
             CHECK(st == RK_E_MEM && be == NULL, "%s, allocation %d: open gave %d", name, nth,
                   (int)st);
@@ -650,7 +709,7 @@ static void fail_each_allocation(const char *name, const small_run *r) {
 static void test_failed_allocations(void) {
     void     *page = zeroed(64 * 32 * 4);
     rk_span   span = {page, page, RK_BF16, RK_BF16, 0, 3};
-    small_run r = {.w = {32, 32, RK_BF16, zeroed(32 * 32 * 4)},
+    small_run r = {.w = {.n = 32, .k = 32, .dtype = RK_BF16, .dev = zeroed(32 * 32 * 4)},
                    .act = zeroed(16 * 32 * 4),
                    .out = zeroed(32 * 4),
                    .qkv = normals(96, 11, 1),
@@ -663,9 +722,7 @@ static void test_failed_allocations(void) {
         rk_mem_free(r.qkv);
 }
 
-int rk_suite_kernels(void) {
-    CU_pSuite s = CU_add_suite("kernels", open_backends, close_backends);
-    if (s == NULL) return 1;
+static void add_tests(CU_pSuite s) {
     CU_ADD_TEST(s, test_layout_bijections);
     CU_ADD_TEST(s, test_pack);
     CU_ADD_TEST(s, test_gemm);
@@ -678,6 +735,15 @@ int rk_suite_kernels(void) {
     CU_ADD_TEST(s, test_open_errors);
     CU_ADD_TEST(s, test_handle);
     CU_ADD_TEST(s, test_pool);
+    CU_ADD_TEST(s, test_pool_shares);
     CU_ADD_TEST(s, test_failed_allocations);
+}
+
+int rk_suite_kernels(void) {
+    CU_pSuite tile = CU_add_suite("kernels tile", open_tile, close_backends);
+    CU_pSuite pair = CU_add_suite("kernels pair", open_pair, close_backends);
+    if (!tile || !pair) return 1;
+    add_tests(tile);
+    add_tests(pair);
     return 0;
 }

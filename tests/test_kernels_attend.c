@@ -740,9 +740,7 @@ static void test_window_mass(void) {
     run_mass(64, 2, 1, 1100, 32, 1000, 1050);
 }
 
-int rk_suite_kernels_attend(void) {
-    CU_pSuite s = CU_add_suite("kernels_attend", open_backends, close_backends);
-    if (s == NULL) return 1;
+static void add_tests(CU_pSuite s) {
     CU_ADD_TEST(s, test_attend_shapes);
     CU_ADD_TEST(s, test_attend_mixed);
     CU_ADD_TEST(s, test_attend_long);
@@ -756,5 +754,13 @@ int rk_suite_kernels_attend(void) {
     CU_ADD_TEST(s, test_kv_perturb);
     CU_ADD_TEST(s, test_perturb_nothing);
     CU_ADD_TEST(s, test_window_mass);
+}
+
+int rk_suite_kernels_attend(void) {
+    CU_pSuite tile = CU_add_suite("kernels_attend tile", open_tile, close_backends);
+    CU_pSuite pair = CU_add_suite("kernels_attend pair", open_pair, close_backends);
+    if (!tile || !pair) return 1;
+    add_tests(tile);
+    add_tests(pair);
     return 0;
 }

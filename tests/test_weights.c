@@ -232,7 +232,7 @@ static const patch gguf_cases[] = {
     {"blk.2.attn_q.weight", NULL, 12, 8, 64, "has shape [64][64], expected [128][64]"},
     {"token_embd.weight", NULL, 4, 8, 32, "token_embd.weight has shape [288][32]"},
     {"blk.0.ffn_norm.weight", NULL, 4, 8, 32, "ffn_norm.weight has shape [32], expected [64]"},
-    {"blk.0.ffn_norm.weight", NULL, 12, 4, 14, "ffn_norm.weight is of type Q6_K"},
+    {"blk.0.ffn_norm.weight", NULL, 12, 4, 10, "ffn_norm.weight is of type Q2_K"},
     {"general.architecture", "general.architecturf", 0, 0, 0, "general.architecture is missing"},
     {"llama.block_count", "llama.block_counu", 0, 0, 0, "key llama.block_count is missing"},
     {"llama.block_count", NULL, 4, 4, 0, "number of layers is 0"},

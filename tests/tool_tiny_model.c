@@ -1,4 +1,4 @@
-/* tool_tiny_model.c - make_tiny OUT [--layers L] [--seed S] [--damage KIND]: a model for the shell
+/* tool_tiny_model.c - make_tiny OUT [--layers L] [--seed S] [--type T] [--damage KIND]: a model for the shell
  * suites, a .gguf file or (a name without .gguf) a folder, whole or damaged in one known way. */
 #define _GNU_SOURCE /* memmem */
 #include <stdio.h>
@@ -90,9 +90,11 @@ int main(int argc, char **argv) {
         if (strcmp(argv[i], "--layers") == 0) spec.n_layers = atoi(argv[i + 1]);
         if (strcmp(argv[i], "--seed") == 0) spec.seed = strtoull(argv[i + 1], NULL, 10);
         if (strcmp(argv[i], "--damage") == 0) kind = argv[i + 1];
+        for (int t = 0; strcmp(argv[i], "--type") == 0 && t < 64; t++)
+            if (strcmp(argv[i + 1], rk_ggml_type_name(t)) == 0) spec.type = t;
     }
     if (argc < 2 || argc % 2 != 0) {
-        fprintf(stderr, "make_tiny OUT [--layers L] [--seed S] [--damage KIND]\n");
+        fprintf(stderr, "make_tiny OUT [--layers L] [--seed S] [--type T] [--damage KIND]\n");
         return 2;
     }
     rk_status st = make(argv[1], &spec, kind);

@@ -22,6 +22,7 @@ typedef struct rk_cli {
 rk_status rk_cmd_profile(rk_cli *c);
 rk_status rk_cmd_budget(rk_cli *c);
 rk_status rk_cmd_generate(rk_cli *c);
+rk_status rk_cmd_bench(rk_cli *c);
 rk_status rk_cmd_inspect(rk_cli *c);
 rk_status rk_cmd_version(rk_cli *c);
 
@@ -39,16 +40,31 @@ int rk_cli_threads(const rk_options *o, const rk_comm *comm);
  * that a prompt fills the pipeline. */
 int64_t rk_cli_chunk(const rk_options *o, int64_t n_prompt, int n_stages);
 
+/* Ranks: collective. The engine's order of sums: --numerics, or what suits all ranks of the run; and
+ * its instruction set: NULL for the best, or for tests what RIPPLEKV_ISA says.
+ * Errors: RK_E_USAGE this CPU lacks that path */
+rk_status rk_cli_path(rk_cli *c, rk_engine_config *cfg);
+
+/* Whether --weights asks for quantised matrices, and what a result says of it.
+ * Errors: RK_E_USAGE native is asked of a model that has none */
+bool        rk_cli_native(const rk_options *o);
+rk_status   rk_cli_check_weights(const rk_options *o, const rk_weights *w);
+const char *rk_cli_weights_form(const rk_options *o, const rk_backend *be);
+
+/* What a result's numbers depend on: backend, numerics, weights, and the leader's path. */
+void rk_cli_set_numbers(rk_json *o, const rk_options *opt, const rk_backend *be);
+
 rk_select_params rk_cli_select(const rk_options *o);
 
 /* Memory of a run that is not started, as text or as JSON's `stages`.
  * Shapes: begin [n_stages + 1] of rk_engine_partition_of */
-rk_json  *rk_cli_dry_stages(const rk_config *m, const rk_engine_config *e, int n_stages,
+rk_json  *rk_cli_dry_stages(const rk_weights *w, const rk_engine_config *e, int n_stages,
                             const int *begin);
 void      rk_cli_show_stages(const rk_json *stages);
 
-/* Times and bytes of each stage of a finished run. */
+/* Times and bytes of each stage of a finished run. Shapes: s [n] */
 rk_json *rk_cli_stages(const rk_engine *e);
+rk_json *rk_cli_stages_of(const rk_stage_stats *s, int n);
 
 /* "######    " of `width` characters for value out of top; returns buf. */
 enum { RK_BAR_CAP = 128 };

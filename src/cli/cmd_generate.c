@@ -98,6 +98,7 @@ static rk_status prepare_leader(generation *g) {
 
 static rk_status prepare(generation *g) {
     RK_TRY(rk_weights_open(g->c->o->model, &g->w));
+    RK_TRY(rk_cli_check_weights(g->c->o, g->w));
     RK_TRY(rk_mem_alloc_to(layers_of(g), sizeof(int32_t), "budgets", &g->estimate));
     return g->c->leader ? prepare_leader(g) : RK_OK;
 }
@@ -113,6 +114,7 @@ static rk_engine_config engine_config(const generation *g) {
                               .max_new = g->job.max_new,
                               .select = rk_cli_select(o),
                               .budget = g->job.has_budget ? g->estimate : NULL,
+                              .native = rk_cli_native(o),
                               .hash_weights = g->job.hash_weights != 0};
 }
 
@@ -128,7 +130,7 @@ static rk_status dry_run(generation *g) {
         rk_mem_free(begin);
         return st;
     }
-    rk_json *stages = rk_cli_dry_stages(m, &cfg, P, begin);
+    rk_json *stages = rk_cli_dry_stages(g->w, &cfg, P, begin);
     rk_mem_free(begin);
     if (g->c->o->json) {
         rk_json *o = rk_json_object(), *list = rk_json_array();
@@ -283,6 +285,7 @@ static void show_json(generation *g, const totals *t) {
     bool     single = made && !g->c->o->input;
     rk_json *o = single ? made : summary_json(g, t);
     if (made && !single) rk_json_set(o, "results", made);
+    rk_cli_set_numbers(o, g->c->o, rk_engine_backend(g->e));
     rk_json_set(o, "stages", rk_cli_stages(g->e));
     rk_cli_print_json(o);
 }
@@ -307,6 +310,7 @@ static rk_status run(generation *g) {
     RK_TRY(rk_comm_bcast(c->world, g->estimate, layers_of(g) * (int64_t)sizeof(int32_t), 0));
     if (c->leader) rk_cli_log_settings(c->o);
     rk_engine_config cfg = engine_config(g);
+    RK_TRY(rk_cli_path(c, &cfg));
     RK_TRY(rk_cli_phase(c, rk_engine_open(c->world, g->w, &cfg, &g->e)));
     rk_status st = RK_OK;
     if (c->leader) {

@@ -66,6 +66,7 @@ static rk_status prepare(profiling *g) {
     rk_tokenizer     *t = NULL;
     rk_status         st;
     RK_TRY(rk_weights_open(o->model, &g->w));
+    RK_TRY(rk_cli_check_weights(o, g->w));
     RK_TRY(check_shape(g));
     if (g->c->leader) RK_TRY(rk_profile_probe(o->output));
     RK_TRY(rk_tokenizer_open_model(o->model, rk_weights_gguf(g->w), &t));
@@ -102,6 +103,7 @@ static rk_engine_config engine_config(const profiling *g) {
                               .max_response = o->response,
                               .select = rk_cli_select(o),
                               .hash_weights = true,
+                              .native = rk_cli_native(o),
                               .quiet = g->index != 0};
 }
 
@@ -115,7 +117,7 @@ static rk_status dry_run(const profiling *g) {
         rk_mem_free(begin);
         return st;
     }
-    rk_json *stages = rk_cli_dry_stages(m, &cfg, g->n_stages, begin);
+    rk_json *stages = rk_cli_dry_stages(g->w, &cfg, g->n_stages, begin);
     rk_mem_free(begin);
     if (g->c->o->json) {
         rk_json *o = rk_json_object();
@@ -186,7 +188,7 @@ static rk_status describe(profiling *g) {
     snprintf(p->backend, sizeof p->backend, "%s", o->backend);
     snprintf(p->dtype, sizeof p->dtype, "%s", dtype);
     snprintf(p->numerics, sizeof p->numerics, "%s", be->numerics);
-    snprintf(p->weights, sizeof p->weights, "%s", dtype);
+    snprintf(p->weights, sizeof p->weights, "%s", rk_cli_weights_form(o, be));
     snprintf(p->signal, sizeof p->signal, "%s", o->signal);
     snprintf(p->version, sizeof p->version, "%s", RK_VERSION);
     return command_line(g->c, &p->command);
@@ -212,6 +214,7 @@ static void show_json(const profiling *g) {
     rk_json_set_int(o, "skipped", g->calibration.n_skipped);
     rk_json_set_int(o, "resumed", g->cost.n_resumed);
     rk_json_set_str(o, "output", g->c->o->output);
+    rk_cli_set_numbers(o, g->c->o, rk_engine_backend(g->e));
     rk_json_set(o, "stages", rk_cli_stages(g->e));
     rk_cli_print_json(o);
 }
@@ -244,6 +247,7 @@ static rk_status run(profiling *g) {
     }
     RK_TRY(rk_comm_split(c->world, g->index, &g->replica));
     rk_engine_config cfg = engine_config(g);
+    RK_TRY(rk_cli_path(c, &cfg));
     RK_TRY(rk_cli_phase(c, rk_engine_open(g->replica, g->w, &cfg, &g->e)));
     RK_TRY(rk_cli_phase(c, describe(g)));
     rk_profiler_job job = {.calibration = &g->calibration,

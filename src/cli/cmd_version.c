@@ -7,7 +7,7 @@
 #include "cli/cli.h"
 #include "rk_version.h"
 
-static const char *const instruction_sets[] = {"avx512", "avx2", "scalar"};
+static const char *const instruction_sets[] = {"amx", "avx512bf16", "avx512", "avx2", "scalar"};
 enum { N_SETS = sizeof instruction_sets / sizeof *instruction_sets };
 
 static rk_json *collect(bool full) {
@@ -21,7 +21,9 @@ static rk_json *collect(bool full) {
     rk_json_set_str(o, "libraries", RK_LIBRARIES);
     rk_json *paths = rk_json_array();
     for (int i = 0; i < N_SETS; i++)
-        if (rk_backend_has_isa(instruction_sets[i])) rk_json_add_str(paths, instruction_sets[i]);
+        if (rk_backend_has_isa(instruction_sets[i], "tile") ||
+            rk_backend_has_isa(instruction_sets[i], "pair"))
+            rk_json_add_str(paths, instruction_sets[i]);
     rk_json_set(o, "cpu_paths", paths);
     struct utsname u;
     if (uname(&u) == 0) {

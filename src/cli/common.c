@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -42,6 +43,39 @@ int64_t rk_cli_chunk(const rk_options *o, int64_t n_prompt, int n_stages) {
     return n < LEAST ? LEAST : n > MOST ? MOST : n;
 }
 
+rk_status rk_cli_path(rk_cli *c, rk_engine_config *cfg) {
+    const char *isa = getenv("RIPPLEKV_ISA");
+    char        list[RK_PATH_LIST];
+    cfg->numerics = c->o->numerics;
+    if (strcmp(c->o->numerics, "auto") == 0) RK_TRY(rk_engine_agree_numerics(c->world, &cfg->numerics));
+    if (!isa || !*isa || strcmp(c->o->backend, "cpu") != 0) return RK_OK;
+    cfg->isa = isa;
+    rk_status st = RK_OK;
+    if (!rk_backend_has_isa(isa, cfg->numerics))
+        st = RK_FAIL(RK_E_USAGE, "RIPPLEKV_ISA=%s: this CPU has no such path in %s order; there are %s",
+                     isa, cfg->numerics, rk_backend_list_isas(cfg->numerics, list));
+    return rk_cli_phase(c, st);
+}
+
+bool rk_cli_native(const rk_options *o) { return o->weights && strcmp(o->weights, "native") == 0; }
+
+rk_status rk_cli_check_weights(const rk_options *o, const rk_weights *w) {
+    if (!rk_cli_native(o) || rk_quant_of_name(rk_weights_dtype(w)) != RK_QUANT_NONE) return RK_OK;
+    return RK_FAIL(RK_E_USAGE, "--weights native: %s holds %s, which is not quantised; use --weights bf16",
+                   o->model, rk_weights_dtype(w));
+}
+
+const char *rk_cli_weights_form(const rk_options *o, const rk_backend *be) {
+    return rk_cli_native(o) ? "native" : rk_dtype_name(be->weight_dtype);
+}
+
+void rk_cli_set_numbers(rk_json *o, const rk_options *opt, const rk_backend *be) {
+    rk_json_set_str(o, "backend", be->ops->name);
+    rk_json_set_str(o, "numerics", be->numerics);
+    rk_json_set_str(o, "weights", rk_cli_weights_form(opt, be));
+    rk_json_set_str(o, "path", be->path);
+}
+
 rk_select_params rk_cli_select(const rk_options *o) {
     rk_select_params p = {.policy = RK_POLICY_FULL,
                           .window = (int)o->window,
@@ -51,19 +85,19 @@ rk_select_params rk_cli_select(const rk_options *o) {
                           .group_reduce =
                               strcmp(o->group_reduce, "max") == 0 ? RK_REDUCE_MAX : RK_REDUCE_MEAN,
                           .pool_first = o->pool_first};
-    if (o->command == RK_CMD_GENERATE && !rk_options_full_cache(o))
+    if (o->command != RK_CMD_PROFILE && !rk_options_full_cache(o))
         p.policy = strcmp(o->policy, "streaming") == 0 ? RK_POLICY_STREAMING : RK_POLICY_SNAPKV;
     return p;
 }
 
 /* ---- stages ---- */
 
-rk_json *rk_cli_dry_stages(const rk_config *m, const rk_engine_config *e, int n_stages,
+rk_json *rk_cli_dry_stages(const rk_weights *w, const rk_engine_config *e, int n_stages,
                            const int *begin) {
     rk_json *list = rk_json_array();
     for (int p = 0; p < n_stages; p++) {
         rk_plan_memory mem;
-        rk_engine_memory_of(m, e, n_stages, begin, p, &mem);
+        rk_engine_memory_of(w, e, n_stages, begin, p, &mem);
         rk_json *o = rk_json_object(), *layers = rk_json_array();
         rk_json_add_int(layers, begin[p]);
         rk_json_add_int(layers, begin[p + 1] - 1);
@@ -98,9 +132,12 @@ void rk_cli_show_stages(const rk_json *stages) {
 }
 
 rk_json *rk_cli_stages(const rk_engine *e) {
-    const rk_stage_stats *s = rk_engine_stats(e);
-    rk_json              *list = rk_json_array();
-    for (int p = 0; p < rk_engine_stages(e); p++) {
+    return rk_cli_stages_of(rk_engine_stats(e), rk_engine_stages(e));
+}
+
+rk_json *rk_cli_stages_of(const rk_stage_stats *s, int n) {
+    rk_json *list = rk_json_array();
+    for (int p = 0; p < n; p++) {
         rk_json *o = rk_json_object(), *layers = rk_json_array();
         rk_json_add_int(layers, s[p].layer_begin);
         rk_json_add_int(layers, s[p].layer_end - 1);

@@ -1,7 +1,8 @@
 /* model.h - the weights of a stage's layers in device memory, and the layers' computation.
  *
  * Llama family: x += O attend(rope(QKV rmsnorm(x))); x += down(silu(gate) * up) of rmsnorm(x).
- * Weights are packed once at load (q|k|v and gate|up fused along their outputs). */
+ * Weights are packed once at load: q|k|v and gate|up fused along their outputs, all matrices of the
+ * stage in one block of memory. */
 #pragma once
 #include "core/config.h"
 #include "core/weights.h"
@@ -14,6 +15,7 @@ typedef struct rk_model rk_model;
 typedef struct rk_model_spec {
     int     layer_begin, layer_end;
     bool    has_embed, has_head;
+    bool    native; /* quantised matrices stay quantised, where their type is one of quant.h */
     int64_t max_rows, table_positions;
     /* Called after each tensor group is loaded (may be NULL), for progress. */
     void (*on_loaded)(void *arg, int64_t done, int64_t total);
@@ -23,6 +25,10 @@ rk_status rk_model_open(rk_backend *be, rk_weights *w, const rk_model_spec *spec
 void      rk_model_close(rk_model *m);
 
 int64_t rk_model_weight_bytes(const rk_model *m);
+/* Bytes of the matrices of layers [layer_begin, layer_end), embedding and head, before there is a
+ * model. dtype: of what is not quantised */
+int64_t rk_model_matrix_bytes(const rk_weights *w, rk_dtype dtype, bool native, int layer_begin,
+                              int layer_end, bool has_embed, bool has_head);
 
 /* x[i] = embedding of tokens[i]. Shapes: x dev f32 [n][D] */
 rk_status rk_model_embed(rk_model *m, const int32_t *tokens, int n, float *x);

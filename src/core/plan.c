@@ -164,13 +164,14 @@ static int64_t weight_sum(const rk_plan_memory_spec *s) {
     int64_t          Hd = c->n_heads * d, qkv = Hd + 2 * c->n_kv_heads * d;
     int              wb = s->weight_bytes;
     int64_t          f32 = 2 * D + (c->qkv_bias ? qkv : 0) + (c->qk_norm ? 2 * d : 0);
-    int64_t          layer = packed(qkv, D, wb) + packed(D, Hd, wb) + packed(2 * F, D, wb);
-    layer += packed(D, F, wb);
-    int64_t sum = (s->layer_end - s->layer_begin) * (layer + f32 * F32_BYTES);
-    int64_t table = packed(c->n_vocab, D, wb);
-    if (s->has_embed) sum += table;
-    if (s->has_head) sum += D * F32_BYTES + (c->tied && s->has_embed ? 0 : table);
-    return sum;
+    int64_t          layers = s->layer_end - s->layer_begin, table = packed(c->n_vocab, D, wb);
+    int64_t          layer = packed(qkv, D, wb) + packed(D, Hd, wb) + packed(D, F, wb);
+    layer += packed(2 * round_up(F, PACK / 2), D, wb);
+    int64_t matrices = layers * layer;
+    if (s->has_embed) matrices += table;
+    if (s->has_head && !(c->tied && s->has_embed)) matrices += table;
+    if (s->matrix_bytes > 0) matrices = s->matrix_bytes;
+    return matrices + layers * f32 * F32_BYTES + (s->has_head ? D * F32_BYTES : 0);
 }
 
 /* Bytes of K and V of one layer and sequence: whole pages per stored head. */
@@ -185,7 +186,7 @@ static int64_t buffer_sum(const rk_plan_memory_spec *s) {
     int64_t          qkv = Hd + 2 * c->n_kv_heads * d;
     int64_t          input = D > Hd ? D : Hd; /* of a matrix product: normed rows, heads, ffn */
     if (F > input) input = F;
-    int64_t row = D + (qkv > 2 * F ? qkv : 2 * F) + input + d; /* d: RoPE cos and sin */
+    int64_t row = D + qkv + input + d; /* d: RoPE cos and sin */
     int64_t sum = s->max_rows * row;
     if (s->has_head) sum += s->max_logit_rows * c->n_vocab;
     if (s->window > 0) /* Q rows of the window in every layer; window sums of one layer */

@@ -30,6 +30,7 @@ typedef struct rk_plan_memory_spec {
     int     layer_begin, layer_end;
     bool    has_embed, has_head;
     int     weight_bytes, kv_bytes; /* per element: 2 for bf16, 4 for f32 */
+    int64_t matrix_bytes;           /* of the matrices, where that is known better; else 0 */
     int64_t n_prompt, n_new;        /* longest prompt, new tokens */
     int     n_sequences;            /* caches alive at once */
     const int32_t *budget;          /* [L] tokens kept, or NULL: all */

@@ -311,6 +311,26 @@ rk_status rk_weights_read(rk_weights *w, rk_role role, int layer, int row, int n
     return RK_OK;
 }
 
+const char *rk_weights_type(const rk_weights *w, rk_role role, int layer) {
+    RK_ASSERT(rk_weights_has(w, role, layer));
+    return w->stored[*slot_of(w, role, layer)].entry.dtype;
+}
+
+rk_status rk_weights_stored_row(rk_weights *w, rk_role role, int layer, int row, const void **stored) {
+    int rows, cols;
+    rk_role_shape(&w->config, role, &rows, &cols);
+    if (!rk_weights_has(w, role, layer) || row < 0 || row >= rows)
+        return RK_FAIL(RK_E_BUG, "%s: no row %d of %s in layer %d", w->path, row, rk_role_name(role),
+                       layer);
+    const rk_stored *s = &w->stored[*slot_of(w, role, layer)];
+    int64_t          row_bytes = s->entry.bytes / rows, at = row;
+    if (w->interleaved && (role == RK_W_Q || role == RK_W_K))
+        at = interleaved_row(row, w->config.head_dim);
+    *stored = s->data + at * row_bytes;
+    count_bytes(w, row_bytes);
+    return RK_OK;
+}
+
 int rk_weights_count(const rk_weights *w) {
     return w->n_stored;
 }

@@ -51,6 +51,13 @@ void rk_weights_shape(const rk_weights *w, rk_role role, int *rows, int *cols);
  * Shapes: dst [n][cols]; layer is ignored for roles that are not per layer */
 rk_status rk_weights_read(rk_weights *w, rk_role role, int layer, int row, int n, float *dst);
 
+/* Type of a role's tensor as stored: "Q4_1". */
+const char *rk_weights_type(const rk_weights *w, rk_role role, int layer);
+
+/* One row as it is stored, in the row order of read.
+ * Owner: *row points into the file's mapping, any alignment */
+rk_status rk_weights_stored_row(rk_weights *w, rk_role role, int layer, int row, const void **stored);
+
 /* The file's directory, in name order, for inspect and for the hash. */
 typedef struct rk_weights_entry {
     const char *name, *dtype; /* "blk.0.attn_q.weight", "Q4_1" */

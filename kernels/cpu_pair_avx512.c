@@ -1,0 +1,6 @@
+/* cpu_pair_avx512.c - the kernels of cpu_isa.h on avx512 lanes, sums in the pair order. */
+#include "kernels/vec_avx512.inc"
+#define ORDER_PAIR 1
+#define KERNELS rk_cpu_pair_avx512
+#define KERNELS_NAME "avx512"
+#include "kernels/cpu_kernels.inc"
