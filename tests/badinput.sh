@@ -69,6 +69,20 @@ bad 2 'one replica' "${run[@]}" --prompt p --replicas 2
 bad 2 '--log' "${run[@]}" --prompt p --log loud
 bad 2 'given twice' version --full --full
 bad 2 'does not divide' "${prof[@]}" --calibration text.txt --output o.h5 --replicas 3
+bad 2 '--batch 0' bench --model tiny.gguf --batch 0
+bad 2 '--prefill 1,,2' bench --model tiny.gguf --prefill 1,,2
+bad 2 '--context 5,x' bench --model tiny.gguf --context 5,x
+bad 2 'at most 16' bench --model tiny.gguf --batch 1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1
+bad 2 'nothing is left' bench --model tiny.gguf --prefill 0 --decode 0
+bad 2 'stands alone' bench --model tiny.gguf --prefill 0,5
+bad 2 '--ratio has no effect' bench --model tiny.gguf --decode 0 --ratio 0.1
+bad 2 '--response has no effect' bench --model tiny.gguf --response 8
+bad 2 '--repeat 0' bench --model tiny.gguf --repeat 0
+bad 2 'needs --model' bench --prefill 5
+bad 2 'not an option of bench' bench --model tiny.gguf --replicas 2
+bad 2 '--prefill 40000' bench --model tiny.gguf --prefill 5,40000
+bad 2 '--context 32760 and --decode 9' bench --model tiny.gguf --context 5,32760 --decode 9
+bad 2 '--context 32700 and --response 100' bench --model tiny.gguf --context 32700 --decode 0 --profile --response 100
 bad 2 '--context 40000' profile --model tiny.gguf --calibration text.txt --output o.h5 --context 40000
 
 # --- usage that only the model or the ranks show
@@ -152,6 +166,8 @@ bad 4 'other.h5 is a profile of' "${run[@]}" --prompt p --ratio 0.1 --sensitivit
 bad 4 'cut.h5' inspect cut.h5
 echo '1 2 3' >short.list
 bad 4 'short.list' budget --model tiny.gguf --context 100 --ratio 0.1 --allocator list:short.list
+bad 4 'other.h5 is a profile of' bench --model tiny.gguf --ratio 0.1 --sensitivity other.h5
+bad 4 nofile.gguf bench --model nofile.gguf
 bad 4 'nofile.list' budget --model tiny.gguf --context 100 --ratio 0.1 --allocator list:nofile.list
 bad 4 'empty.txt' "${prof[@]}" --calibration empty.txt --output o.h5
 bad 4 'nofile.txt' "${prof[@]}" --calibration nofile.txt --output o.h5

@@ -47,15 +47,15 @@ layers=$("$rk" inspect "$tiny" --json 2>/dev/null >i.json && js i.json 'd["confi
 
 # --- help and version
 go "$rk" help
-same "commands of help" "$(awk '/^  [a-z]/ { printf "%s ", $1 }' out)" "profile budget generate inspect version help "
-for c in profile budget generate inspect version help; do
+same "commands of help" "$(awk '/^  [a-z]/ { printf "%s ", $1 }' out)" "profile budget generate bench inspect version help "
+for c in profile budget generate bench inspect version help; do
     go "$rk" $c --help
     is "$c --help on stdout" test -s out
     is "$c --help says nothing on stderr" test ! -s err
-    is "$c --help has what is not there yet" eval "! grep -qE -- '--(trace|groups|preset|alpha|rerotate|dump|micro-batches)|cuda|h2o|pair' out"
+    is "$c --help has what is not there yet" eval "! grep -qE -- '--(trace|groups|preset|alpha|rerotate|dump|micro-batches)|cuda|h2o' out"
 done
 go "$rk" help --markdown
-is "README table" grep -qF '| `--ratio R` | budget, generate |' out
+is "README table" grep -qF '| `--ratio R` | budget, generate, bench |' out
 readme=$RIPPLEKV_ROOT/README.md
 is "README has the table as it is" eval '! grep -q "^| .--" "$readme" || cmp -s <(grep "^| .--" out) <(grep "^| .--" "$readme")'
 go "$rk" version
@@ -116,7 +116,7 @@ go "$rk" "${gen[@]}" --prompt 'Once upon a time' --max-new-tokens 12
 cp out stream
 is "a summary on stderr" grep -qE 'INFO generate: .*logits hash [0-9a-f]{16}' err
 go "$rk" "${gen[@]}" --prompt 'Once upon a time' --max-new-tokens 12 --json
-same "keys of the object" "$(js out 'sorted(d)')" '["decode_s", "finish_reason", "id", "kv_bytes", "kv_tokens", "logits_hash", "new_tokens", "prompt_tokens", "stages", "text", "token_ids", "ttft_s"]'
+same "keys of the object" "$(js out 'sorted(d)')" '["backend", "decode_s", "finish_reason", "id", "kv_bytes", "kv_tokens", "logits_hash", "new_tokens", "numerics", "path", "prompt_tokens", "stages", "text", "token_ids", "ttft_s", "weights"]'
 is "the stream is the text and a newline" cmp -s stream <("$py" -c 'import json, sys; sys.stdout.buffer.write((json.load(open("out"))["text"] + "\n").encode())')
 holds "lengths" out "d['new_tokens'] == len(d['token_ids']) <= 12 and d['kv_tokens'] == [d['prompt_tokens']] * $layers and d['finish_reason'] in ('stop', 'length')"
 cp out one.json
@@ -191,6 +191,33 @@ cp out chat.json
 echo '{"id": "prompt", "messages": [{"role": "user", "content": "What is it?"}]}' >chat.jsonl
 go "$rk" "${gen[@]}" --input chat.jsonl --max-new-tokens 4
 same "--chat is a user's message" "$(js out 'd["token_ids"]')" "$(js chat.json 'd["token_ids"]')"
+
+# --- bench: what is measured, not how fast it is
+ben=(bench --model "$tiny" --threads 1 --prefill 100,200 --context 60,150 --batch 1,3 --decode 5 --ratio 0.3 --sensitivity a.h5 --profile --response 8 --repeat 2)
+go "$rk" "${ben[@]}" --json
+cp out bench.json
+same "keys of bench" "$(js out 'sorted(d)')" '["backend", "compress_s", "decode", "decode_tok_s", "kv_bytes", "logits_hash", "model", "numerics", "path", "peak_bytes", "prefill", "prefill_s", "prefills", "profile", "profile_s", "ranks", "repeat", "roofs", "seed", "stages", "threads", "weights"]'
+same "one entry for each setting" "$(js out '[[r["tokens"] for r in d["prefill"]], [[r["context"], r["batch"], r["cache"]] for r in d["decode"]], [r["context"] for r in d["profile"]]]')" \
+    '[[100, 200], [[60, 1, "full"], [60, 1, "compressed"], [60, 3, "full"], [60, 3, "compressed"], [150, 1, "full"], [150, 1, "compressed"], [150, 3, "full"], [150, 3, "compressed"]], [60, 150]]'
+holds "the first compressed one on top" out 'all(d["decode"][1][k] == d[k] for k in ("decode_tok_s", "kv_bytes", "logits_hash", "compress_s")) and d["prefill"][0]["prefill_s"] == d["prefill_s"] and d["profile"][0]["prefills"] == d["prefills"]'
+holds "rates are positive" out 'all(d["roofs"][k] > 0 for k in ("flop_s", "l2_read_s")) and all(r["flop_s"] > 0 and r["min_s"] <= r["prefill_s"] <= r["max_s"] for r in d["prefill"]) and all(r["step_s"] > 0 and r["read_s"] > 0 for r in d["decode"]) and all(r["prefills"] > 1 for r in d["profile"])'
+holds "whole prompts where nothing is evicted, else a third" out "all(r['kv_tokens'] == r['context'] if r['cache'] == 'full' else r['kv_tokens'] * $layers == max(round(0.3 * $layers * r['context']), 32 * $layers) for r in d['decode'])"
+holds "bytes follow tokens" out "all(r['kv_bytes'] * 60 == d['decode'][0]['kv_bytes'] * r['batch'] * r['kv_tokens'] for r in d['decode'])"
+holds "memory at most" out 'd["peak_bytes"] == d["stages"][0]["peak_bytes"] >= max(r["peak_bytes"] for k in ("prefill", "decode", "profile") for r in d[k]) > 0'
+hashes='[r["logits_hash"] for k in ("prefill", "decode", "profile") for r in d[k]]'
+holds "different settings, different logits" out "len(set($hashes)) == 12"
+go "$MPIRUN" -n 2 "$rk" "${ben[@]}" --chunk 32 --json
+same "two ranks, same logits" "$(js out "$hashes")" "$(js bench.json "$hashes")"
+holds "both ranks in it" out 'd["ranks"] == 2 and d["roofs"]["threads"] == 2 and len(d["stages"]) == 2 and d["peak_bytes"] == sum(s["peak_bytes"] for s in d["stages"])'
+js bench.json "$hashes" | tr -d '[],"' | tr ' ' '\n' | sort >hashes
+go "$rk" "${ben[@]}"
+same "the text has them too" "$(grep -oE '[0-9a-f]{16}$' out | sort)" "$(cat hashes)"
+go "$rk" bench --model "$tiny" --prefill 0 --context 40 --decode 1 --budget 33 --allocator pyramid --policy streaming --json
+holds "decode alone" out 'd["prefill"] == d["profile"] == [] and d["prefill_s"] == d["decode"][1]["prefill_s"] and d["decode"][1]["kv_tokens"] == 33 and d["decode"][0]["decode_s"] == d["decode"][0]["step_s"]'
+go "$rk" bench --model "$tiny" --decode 0 --backend ref --json
+holds "prefill alone, on ref" out 'd["decode"] == d["profile"] == [] and "kv_bytes" not in d and d["logits_hash"] == d["prefill"][0]["logits_hash"] and d["weights"] == "f32"'
+go "$MPIRUN" -n 2 "$rk" "${ben[@]}" --dry-run --json
+holds "dry run of bench" out 'd["dry_run"] and d["sequences"] == 3 and d["max_prompt_tokens"] == 200 and len(d["stages"]) == 2'
 
 # --- warnings, dry run, quiet
 go "$rk" generate --model cousin.gguf --prompt "$(head -c 300 text.txt)" --ratio 0.5 --sensitivity a.h5 --max-new-tokens 2

@@ -40,6 +40,7 @@ static void refuses(const char *line, const char *part) {
 
 #define GEN     "generate --model m --prompt p "
 #define PROFILE "profile --model m --calibration c --output o.h5 "
+#define BENCH   "bench --model m "
 #define BUDGET  "budget --sensitivity s.h5 --context 100 "
 
 static void test_defaults(void) {
@@ -76,6 +77,50 @@ static void test_defaults(void) {
     CU_ASSERT_STRING_EQUAL(o.allocator, "uniform");
     CU_ASSERT_EQUAL(o.temperature, 0);
     CU_ASSERT_EQUAL(o.top_p, 1);
+}
+
+static void test_bench(void) {
+    rk_options o;
+    accepts(BENCH, &o);
+    CU_ASSERT(o.bench_prefill.n == 1 && o.bench_prefill.v[0] == 512);
+    CU_ASSERT(o.bench_context.n == 1 && o.bench_context.v[0] == 512);
+    CU_ASSERT(o.bench_batch.n == 1 && o.bench_batch.v[0] == 1);
+    CU_ASSERT(o.bench_decode == 32 && o.repeat == 3 && o.response == 32 && !o.bench_profile);
+    CU_ASSERT(rk_options_full_cache(&o));
+    accepts(BENCH "--prefill=1,22,333 --context 9,8 --decode 0 --profile --response 5", &o);
+    CU_ASSERT(o.bench_prefill.n == 3 && o.bench_prefill.v[1] == 22 && o.bench_prefill.v[2] == 333);
+    CU_ASSERT(o.bench_context.n == 2 && o.bench_context.v[1] == 8);
+    CU_ASSERT(o.bench_decode == 0 && o.bench_profile && o.response == 5);
+}
+
+static void test_bench_refusals(void) {
+    rk_options o;
+    refuses("bench", "needs --model");
+    refuses(BENCH "--prefill 1,", "--prefill 1,: must be whole numbers");
+    refuses(BENCH "--prefill ,1", "--prefill ,1");
+    refuses(BENCH "--prefill 1.5", "--prefill 1.5");
+    refuses(BENCH "--prefill 123456789012345678901234567890", "--prefill 1234");
+    refuses(BENCH "--prefill -1", "--prefill -1");
+    refuses(BENCH "--prefill 5,0", "stands alone");
+    refuses(BENCH "--context 0", "whole numbers 1 or more");
+    refuses(BENCH "--context 1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1", "at most 16");
+    refuses(BENCH "--batch 0", "--batch 0");
+    refuses(BENCH "--batch 5000", "1 to 4096");
+    refuses(BENCH "--prefill 0 --decode 0", "nothing is left");
+    refuses(BENCH "--decode 0 --batch 2", "--batch has no effect: --decode 0");
+    refuses(BENCH "--decode 0 --context 5", "--context has no effect");
+    refuses(BENCH "--decode 0 --ratio 0.1", "--ratio has no effect");
+    refuses(BENCH "--prefill 0 --repeat 2", "--repeat has no effect");
+    refuses(BENCH "--response 5", "--response has no effect: there is no --profile");
+    refuses(BENCH "--policy streaming", "the whole cache is kept");
+    refuses(BENCH "--ratio 0.1 --policy full", "keeps every token");
+    refuses(BENCH "--ratio 0.1 --kernel 2", "must be odd");
+    refuses(BENCH "--backend ref --numerics tile", "--numerics tile");
+    refuses(BENCH "--first-token full", "not an option of bench");
+    refuses(BENCH "--max-new-tokens 3", "not an option of bench");
+    accepts(BENCH "--prefill 0", &o);
+    accepts(BENCH "--decode 0", &o);
+    accepts(BENCH "--prefill 0 --decode 0 --profile --repeat 2", &o);
 }
 
 static void test_values(void) {
@@ -140,8 +185,8 @@ static void test_unknown(void) {
     refuses(GEN "--preset x", "unknown option --preset");
     refuses(GEN "--ratio 0.1 --policy h2o", "possible: snapkv streaming full");
     refuses(GEN "--backend cuda", "possible: cpu ref");
-    refuses(GEN "--numerics pair", "possible: auto tile");
-    refuses(GEN "--weights native", "possible: bf16");
+    refuses(GEN "--numerics sorted", "possible: auto tile pair");
+    refuses(GEN "--weights int4", "possible: bf16 native");
     refuses(PROFILE "--signal local", "possible: kl");
     refuses(GEN "--ratio 0.1 --allocator list:", "possible: uniform pyramid ripple list:FILE");
     refuses(GEN "--ratio 0.1 --allocator curve", "unknown value");
@@ -256,6 +301,10 @@ static void test_settings(void) {
     CU_ASSERT_PTR_NULL(strstr(line, "epsilon=")); /* profile's */
     rk_options_settings(&o, small, sizeof small);
     CU_ASSERT(strlen(small) < sizeof small);
+    accepts(BENCH "--context 5,6", &o);
+    rk_options_settings(&o, line, sizeof line);
+    CU_ASSERT_PTR_NOT_NULL(strstr(line, "context=5,6 "));
+    CU_ASSERT_PTR_NULL(strstr(line, "response="));
     accepts(PROFILE "--epsilon 0.5,0.25", &o);
     CU_ASSERT_PTR_NOT_NULL(strstr(rk_options_settings(&o, line, sizeof line), "epsilon=0.5,0.25"));
     CU_ASSERT_PTR_NOT_NULL(strstr(line, "chunk=auto"));
@@ -267,6 +316,8 @@ int rk_suite_options(void) {
     CU_ADD_TEST(s, test_table);
     CU_ADD_TEST(s, test_defaults);
     CU_ADD_TEST(s, test_values);
+    CU_ADD_TEST(s, test_bench);
+    CU_ADD_TEST(s, test_bench_refusals);
     CU_ADD_TEST(s, test_commands);
     CU_ADD_TEST(s, test_unknown);
     CU_ADD_TEST(s, test_bad_values);

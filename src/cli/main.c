@@ -10,7 +10,7 @@
 static rk_status (*const commands[RK_CMDS])(rk_cli *c) = {
     [RK_CMD_PROFILE] = rk_cmd_profile,   [RK_CMD_BUDGET] = rk_cmd_budget,
     [RK_CMD_GENERATE] = rk_cmd_generate, [RK_CMD_INSPECT] = rk_cmd_inspect,
-    [RK_CMD_VERSION] = rk_cmd_version,
+    [RK_CMD_VERSION] = rk_cmd_version,   [RK_CMD_BENCH] = rk_cmd_bench,
 };
 
 static rk_status help(const rk_options *o) {
@@ -37,7 +37,7 @@ static bool among_others(void) {
 }
 
 static bool needs_ranks(const rk_options *o) {
-    return !o->help && (o->command == RK_CMD_PROFILE || o->command == RK_CMD_GENERATE);
+    return !o->help && rk_command_has_model(o->command);
 }
 
 /* Without MPI's help: is this a rank that leaves the talking to rank 0? */

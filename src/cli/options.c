@@ -15,6 +15,10 @@ const char *rk_command_name(rk_command c) {
     return c < RK_CMDS ? rk_command_rows[c].name : "";
 }
 
+bool rk_command_has_model(rk_command c) {
+    return c == RK_CMD_PROFILE || c == RK_CMD_GENERATE || c == RK_CMD_BENCH;
+}
+
 bool rk_options_full_cache(const rk_options *o) {
     return !o->given[RK_OPT_RATIO] && !o->given[RK_OPT_BUDGET];
 }
@@ -86,8 +90,8 @@ static rk_status find_command(const char *word, rk_command *out) {
         return RK_FAIL(RK_E_USAGE, "unknown command \"%.*s\"; did you mean \"%s\"?", SHOWN, word,
                        near);
     return RK_FAIL(RK_E_USAGE,
-                   "unknown command \"%.*s\"; there are profile, budget, generate, inspect, "
-                   "version, help",
+                   "unknown command \"%.*s\"; there are profile, budget, generate, bench, "
+                   "inspect, version, help",
                    SHOWN, word);
 }
 
@@ -196,6 +200,23 @@ static rk_status parse_reals(const rk_option_row *row, const char *text, rk_opti
     }
 }
 
+static rk_status parse_ints(const rk_option_row *row, const char *text, rk_int_list *out) {
+    char part[24];
+    out->n = 0;
+    for (const char *p = text;; p++) {
+        size_t n = strcspn(p, ",");
+        if (out->n == RK_OPT_LIST_MAX)
+            return RK_FAIL(RK_E_USAGE, "--%s %.*s: at most %d values", row->name, SHOWN, text,
+                           RK_OPT_LIST_MAX);
+        if (n >= sizeof part) return bad_number(row, text, "whole numbers");
+        snprintf(part, sizeof part, "%.*s", (int)n, p);
+        if (parse_int(row, part, &out->v[out->n++]) != RK_OK)
+            return bad_number(row, text, "whole numbers");
+        p += n;
+        if (*p == 0) return RK_OK;
+    }
+}
+
 static rk_status check_choice(const rk_option_row *row, const char *text) {
     for (const char *v = row->values; *v;) {
         size_t      n = strcspn(v, "|");
@@ -251,6 +272,8 @@ static rk_status store(const rk_option_row *row, const char *text, rk_options *o
     }
     case RK_OPTION_REALS:
         return parse_reals(row, text, o);
+    case RK_OPTION_INTS:
+        return parse_ints(row, text, (rk_int_list *)(void *)at);
     }
     memcpy(at, &text, sizeof text);
     return RK_OK;
@@ -322,6 +345,7 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
     bool              pyramid = o->allocator && strcmp(o->allocator, "pyramid") == 0;
     bool              snapkv = strcmp(o->policy, "snapkv") == 0;
     static const char keeps_all[] = "without --ratio or --budget the whole cache is kept";
+    static const char none_decoded[] = "--decode 0 leaves the decoding out";
     switch (id) {
     case RK_OPT_ALLOCATOR:
         return full ? keeps_all : NULL;
@@ -348,6 +372,17 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
         return o->chat || o->input ? NULL : "the prompt is no --chat";
     case RK_OPT_BATCH:
         return o->input ? NULL : "there is one prompt";
+    case RK_OPT_RESPONSE:
+        return o->command == RK_CMD_BENCH && !o->bench_profile ? "there is no --profile" : NULL;
+    case RK_OPT_BENCH_BATCH:
+        return o->bench_decode ? NULL : none_decoded;
+    case RK_OPT_BENCH_CONTEXT:
+        return o->bench_decode || o->bench_profile ? NULL : none_decoded;
+    case RK_OPT_RATIO:
+    case RK_OPT_BUDGET:
+        return o->command == RK_CMD_BENCH && !o->bench_decode ? none_decoded : NULL;
+    case RK_OPT_REPEAT:
+        return o->bench_prefill.v[0] || o->bench_profile ? NULL : "only prefill and profile repeat";
     case RK_OPT_TOP_P:
         return o->temperature > 0 ? NULL : "--temperature is 0";
     default:
@@ -371,6 +406,17 @@ static rk_status check_required(const rk_options *o) {
     return RK_OK;
 }
 
+static rk_status check_cache(const rk_options *o) {
+    if (!rk_options_full_cache(o) && strcmp(o->policy, "full") == 0)
+        return RK_FAIL(RK_E_USAGE, "--policy full keeps every token: drop it or --%s",
+                       o->given[RK_OPT_RATIO] ? "ratio" : "budget");
+    if (!rk_options_full_cache(o) && o->kernel % 2 == 0)
+        return RK_FAIL(RK_E_USAGE, "--kernel %lld must be odd", (long long)o->kernel);
+    if (!rk_options_full_cache(o) && strcmp(o->policy, "snapkv") == 0 && o->window < 1)
+        return RK_FAIL(RK_E_USAGE, "--window 0: --policy snapkv needs at least 1");
+    return RK_OK;
+}
+
 static rk_status check_generate(const rk_options *o) {
     int sources = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->input != NULL);
     if (sources != 1)
@@ -381,14 +427,18 @@ static rk_status check_generate(const rk_options *o) {
                        "--replicas %lld: generate runs one replica over all ranks; start it once "
                        "for each part of the input instead",
                        (long long)o->replicas);
-    if (!rk_options_full_cache(o) && strcmp(o->policy, "full") == 0)
-        return RK_FAIL(RK_E_USAGE, "--policy full keeps every token: drop it or --%s",
-                       o->given[RK_OPT_RATIO] ? "ratio" : "budget");
-    if (!rk_options_full_cache(o) && o->kernel % 2 == 0)
-        return RK_FAIL(RK_E_USAGE, "--kernel %lld must be odd", (long long)o->kernel);
-    if (!rk_options_full_cache(o) && strcmp(o->policy, "snapkv") == 0 && o->window < 1)
-        return RK_FAIL(RK_E_USAGE, "--window 0: --policy snapkv needs at least 1");
-    return RK_OK;
+    return check_cache(o);
+}
+
+static rk_status check_bench(const rk_options *o) {
+    const rk_int_list *p = &o->bench_prefill;
+    for (int i = 0; i < p->n; i++)
+        if (p->v[i] == 0 && p->n > 1)
+            return RK_FAIL(RK_E_USAGE, "--prefill: 0 leaves prefill out and stands alone");
+    if (p->v[0] == 0 && o->bench_decode == 0 && !o->bench_profile)
+        return RK_FAIL(RK_E_USAGE, "--prefill 0, --decode 0 and no --profile: nothing is left to "
+                                   "measure");
+    return check_cache(o);
 }
 
 static rk_status check_backend(const rk_options *o) {
@@ -412,8 +462,9 @@ static rk_status check(rk_options *o) {
     if (!o->allocator) o->allocator = o->sensitivity ? "ripple" : "uniform";
     if (strcmp(o->allocator, "ripple") == 0 && !o->sensitivity)
         return RK_FAIL(RK_E_USAGE, "--allocator ripple needs --sensitivity FILE.h5");
-    if (o->command == RK_CMD_PROFILE || o->command == RK_CMD_GENERATE) RK_TRY(check_backend(o));
+    if (rk_command_has_model(o->command)) RK_TRY(check_backend(o));
     if (o->command == RK_CMD_GENERATE) RK_TRY(check_generate(o));
+    if (o->command == RK_CMD_BENCH) RK_TRY(check_bench(o));
     for (int i = 0; i < RK_OPTS; i++) {
         const char *why = o->given[i] ? rk_options_unused(o, (rk_opt)i) : NULL;
         if (why) return RK_FAIL(RK_E_USAGE, "--%s has no effect: %s", rk_option_rows[i].name, why);
@@ -426,8 +477,8 @@ rk_status rk_options_parse(int argc, char *const *argv, rk_options *out) {
     RK_TRY(set_defaults(&o));
     if (argc < 2)
         return RK_FAIL(RK_E_USAGE,
-                       "no command; there are profile, budget, generate, inspect, version, "
-                       "help");
+                       "no command; there are profile, budget, generate, bench, inspect, "
+                       "version, help");
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         o.command = RK_CMD_HELP;
         *out = o;

@@ -10,6 +10,7 @@ typedef enum rk_command {
     RK_CMD_PROFILE,
     RK_CMD_BUDGET,
     RK_CMD_GENERATE,
+    RK_CMD_BENCH,
     RK_CMD_INSPECT,
     RK_CMD_VERSION,
     RK_CMD_HELP,
@@ -67,12 +68,24 @@ typedef enum rk_opt {
     RK_OPT_TOP_P,
     RK_OPT_STOP,
     RK_OPT_BATCH,
+    RK_OPT_BENCH_PREFILL,
+    RK_OPT_BENCH_CONTEXT,
+    RK_OPT_BENCH_BATCH,
+    RK_OPT_BENCH_DECODE,
+    RK_OPT_BENCH_PROFILE,
+    RK_OPT_REPEAT,
     RK_OPT_FULL,
     RK_OPT_MARKDOWN,
     RK_OPTS,
 } rk_opt;
 
 enum { RK_OPT_LIST_MAX = 16 };
+
+/* "512,2048" */
+typedef struct rk_int_list {
+    int64_t v[RK_OPT_LIST_MAX];
+    int     n;
+} rk_int_list;
 
 /* Values of all options, defaults where not given; texts point into argv or the table. */
 typedef struct rk_options {
@@ -113,6 +126,10 @@ typedef struct rk_options {
         int         n;
     } stop;
 
+    rk_int_list bench_prefill, bench_context, bench_batch;
+    int64_t     bench_decode, repeat;
+    bool        bench_profile;
+
     bool full, markdown;
 } rk_options;
 
@@ -135,3 +152,6 @@ void rk_options_markdown(void);
 const char *rk_options_settings(const rk_options *o, char *buf, size_t cap);
 
 const char *rk_command_name(rk_command c);
+
+/* Does the command run a model, on all ranks? */
+bool rk_command_has_model(rk_command c);

@@ -156,6 +156,14 @@ static void value_text(const rk_options *o, int id, char *buf, size_t cap) {
             snprintf(buf + n, cap - n, "%s%g", k ? "," : "", o->epsilon.v[k]);
         }
         break;
+    case RK_OPTION_INTS: {
+        const rk_int_list *list = (const rk_int_list *)(const void *)at;
+        for (int k = 0; k < list->n; k++) {
+            size_t n = strlen(buf);
+            snprintf(buf + n, cap - n, "%s%lld", k ? "," : "", (long long)list->v[k]);
+        }
+        break;
+    }
     }
 }
 

@@ -5,14 +5,15 @@
 
 #define IN(c)    (1u << RK_CMD_##c)
 #define AT(f)    offsetof(rk_options, f)
-#define RUNS     (IN(PROFILE) | IN(GENERATE))
-#define CACHE    (IN(BUDGET) | IN(GENERATE))
+#define RUNS     (IN(PROFILE) | IN(GENERATE) | IN(BENCH))
+#define EVICTS   (IN(GENERATE) | IN(BENCH))
+#define CACHE    (IN(BUDGET) | EVICTS)
 #define ALL_RUNS (RUNS | IN(BUDGET) | IN(INSPECT) | IN(VERSION))
 #define INT_TOP  2147483647.0
 
-enum { G_RUN, G_CACHE, G_PROFILE, G_GENERATE, G_OTHER };
+enum { G_RUN, G_CACHE, G_PROFILE, G_GENERATE, G_BENCH, G_OTHER };
 const char *const rk_option_groups[] = {"Model and machine", "Cache", "Profile", "Generate",
-                                        "Other"};
+                                        "Bench", "Other"};
 
 const rk_command_row rk_command_rows[RK_CMDS] = {
     [RK_CMD_PROFILE] = {"profile", "--model PATH --calibration FILE --output FILE.h5",
@@ -23,6 +24,9 @@ const rk_command_row rk_command_rows[RK_CMDS] = {
     [RK_CMD_GENERATE] = {"generate",
                          "--model PATH --prompt TEXT | --prompt-file F | --input F.jsonl",
                          "runs prompts (text, file, JSONL) under a cache budget", NULL},
+    [RK_CMD_BENCH] = {"bench", "--model PATH [--prefill N,...] [--context N,... --decode N]",
+                      "speed of prefill, decode, compression and profile beside what the machine "
+                      "can do", NULL},
     [RK_CMD_INSPECT] = {"inspect", "PATH", "shows a model or a sensitivity file", "PATH"},
     [RK_CMD_VERSION] = {"version", "[--full]",
                         "versions of everything that matters in a bug report", NULL},
@@ -38,17 +42,18 @@ const rk_option_row rk_option_rows[RK_OPTS] = {
         "cpu: fast paths; ref: slow f32 oracle", 0, 0, false, AT(backend), G_RUN},
     [RK_OPT_DTYPE] = {"dtype", RK_OPTION_CHOICE, RUNS, 0, NULL, "bf16|f32", NULL, NULL,
         "type of weights and cache: bf16 with cpu, f32 with ref", 0, 0, false, AT(dtype), G_RUN},
-    [RK_OPT_NUMERICS] = {"numerics", RK_OPTION_CHOICE, RUNS, 0, NULL, "auto|tile", "auto", NULL,
+    [RK_OPT_NUMERICS] = {"numerics", RK_OPTION_CHOICE, RUNS, 0, NULL, "auto|tile|pair", "auto", NULL,
         "order of sums on the cpu backend; auto: the fastest that every rank has",
         0, 0, false, AT(numerics), G_RUN},
-    [RK_OPT_WEIGHTS] = {"weights", RK_OPTION_CHOICE, RUNS, 0, NULL, "bf16", NULL, NULL,
-        "form of the weights in memory on the cpu backend", 0, 0, false, AT(weights), G_RUN},
+    [RK_OPT_WEIGHTS] = {"weights", RK_OPTION_CHOICE, RUNS, 0, NULL, "bf16|native", NULL, NULL,
+        "form of the weights in memory on the cpu backend; native: quantised types of a GGUF file "
+        "stay, and new tokens are made with int8 activations", 0, 0, false, AT(weights), G_RUN},
     [RK_OPT_THREADS] = {"threads", RK_OPTION_INT, RUNS, 0, "N", NULL, "0", NULL,
         "threads of each rank; 0: this rank's share of the cores", 0, 4096, false, AT(threads),
         G_RUN},
     [RK_OPT_SEED] = {"seed", RK_OPTION_SEED, RUNS, 0, "N", NULL, "7", NULL,
         "all random numbers derive from it", 0, 0, false, AT(seed), G_RUN},
-    [RK_OPT_REPLICAS] = {"replicas", RK_OPTION_INT, RUNS, 0, "R", NULL, "1", NULL,
+    [RK_OPT_REPLICAS] = {"replicas", RK_OPTION_INT, IN(PROFILE) | IN(GENERATE), 0, "R", NULL, "1", NULL,
         "copies of the model; each has ranks / R stages and takes its share of the samples; "
         "generate runs one", 1, 65536, false, AT(replicas), G_RUN},
     [RK_OPT_PARTITION] = {"partition", RK_OPTION_TEXT, RUNS, 0, "SPLIT", NULL, "auto", NULL,
@@ -86,7 +91,7 @@ const rk_option_row rk_option_rows[RK_OPTS] = {
         "ripple: weights are cut to [1/G, G]", 1, 1e6, false, AT(gamma), G_CACHE},
     [RK_OPT_BETA] = {"beta", RK_OPTION_REAL, CACHE, 0, "B", NULL, "20", NULL,
         "pyramid: the last layer gets the mean / B", 1, 1e6, false, AT(beta), G_CACHE},
-    [RK_OPT_POLICY] = {"policy", RK_OPTION_CHOICE, IN(GENERATE), 0, NULL, "snapkv|streaming|full",
+    [RK_OPT_POLICY] = {"policy", RK_OPTION_CHOICE, EVICTS, 0, NULL, "snapkv|streaming|full",
         "snapkv", NULL, "which tokens stay", 0, 0, false, AT(policy), G_CACHE},
     [RK_OPT_WINDOW] = {"window", RK_OPTION_INT, CACHE, 0, "N", NULL, "32", "tokens",
         "observation window at the prompt's end, always kept", 0, 1 << 20, false, AT(window),
@@ -94,14 +99,14 @@ const rk_option_row rk_option_rows[RK_OPTS] = {
     [RK_OPT_SINKS] = {"sinks", RK_OPTION_INT, CACHE, 0, "N", NULL, "4", "tokens",
         "first tokens that streaming keeps; counts in the floor of every layer", 0, 1 << 20, false,
         AT(sinks), G_CACHE},
-    [RK_OPT_POOL] = {"pool", RK_OPTION_CHOICE, IN(GENERATE), 0, NULL, "max|avg", "max", NULL,
+    [RK_OPT_POOL] = {"pool", RK_OPTION_CHOICE, EVICTS, 0, NULL, "max|avg", "max", NULL,
         "snapkv: pooling of scores over neighbours", 0, 0, false, AT(pool), G_CACHE},
-    [RK_OPT_KERNEL] = {"kernel", RK_OPTION_INT, IN(GENERATE), 0, "N", NULL, "7", "tokens",
+    [RK_OPT_KERNEL] = {"kernel", RK_OPTION_INT, EVICTS, 0, "N", NULL, "7", "tokens",
         "snapkv: width of the pooling, odd", 1, 1 << 20, false, AT(kernel), G_CACHE},
-    [RK_OPT_GROUP_REDUCE] = {"group-reduce", RK_OPTION_CHOICE, IN(GENERATE), 0, NULL, "mean|max",
+    [RK_OPT_GROUP_REDUCE] = {"group-reduce", RK_OPTION_CHOICE, EVICTS, 0, NULL, "mean|max",
         "mean", NULL, "snapkv: how query heads of a group share a score", 0, 0, false,
         AT(group_reduce), G_CACHE},
-    [RK_OPT_POOL_FIRST] = {"pool-first", RK_OPTION_FLAG, IN(GENERATE), 0, NULL, NULL, NULL, NULL,
+    [RK_OPT_POOL_FIRST] = {"pool-first", RK_OPTION_FLAG, EVICTS, 0, NULL, NULL, NULL, NULL,
         "snapkv: pool each query head, then reduce the group", 0, 0, false, AT(pool_first),
         G_CACHE},
     [RK_OPT_FIRST_TOKEN] = {"first-token", RK_OPTION_CHOICE, IN(GENERATE), 0, NULL,
@@ -117,7 +122,7 @@ const rk_option_row rk_option_rows[RK_OPTS] = {
         "samples at most", 1, 1 << 20, false, AT(samples), G_PROFILE},
     [RK_OPT_CONTEXT] = {"context", RK_OPTION_INT, IN(PROFILE), 0, "N", NULL, "1024", "tokens",
         "prompt of a sample", 1, INT_TOP, false, AT(context), G_PROFILE},
-    [RK_OPT_RESPONSE] = {"response", RK_OPTION_INT, IN(PROFILE), 0, "N", NULL, "32", "tokens",
+    [RK_OPT_RESPONSE] = {"response", RK_OPTION_INT, IN(PROFILE) | IN(BENCH), 0, "N", NULL, "32", "tokens",
         "text behind the prompt over which the divergence is taken", 1, 4096, false, AT(response),
         G_PROFILE},
     [RK_OPT_EPSILON] = {"epsilon", RK_OPTION_REALS, IN(PROFILE), 0, "E,...", NULL, "0.3", NULL,
@@ -157,6 +162,23 @@ const rk_option_row rk_option_rows[RK_OPTS] = {
         G_GENERATE},
     [RK_OPT_BATCH] = {"batch", RK_OPTION_INT, IN(GENERATE), 0, "N", NULL, "8", NULL,
         "prompts of --input that run at once", 1, 4096, false, AT(batch), G_GENERATE},
+
+    [RK_OPT_BENCH_PREFILL] = {"prefill", RK_OPTION_INTS, IN(BENCH), 0, "N,...", NULL, "512",
+        "tokens", "prompts to prefill; 0: none", 0, INT_TOP, false, AT(bench_prefill), G_BENCH},
+    [RK_OPT_BENCH_CONTEXT] = {"context", RK_OPTION_INTS, IN(BENCH), 0, "N,...", NULL, "512",
+        "tokens", "prompts to decode behind, and to profile", 1, INT_TOP, false,
+        AT(bench_context), G_BENCH},
+    [RK_OPT_BENCH_BATCH] = {"batch", RK_OPTION_INTS, IN(BENCH), 0, "B,...", NULL, "1", NULL,
+        "sequences decoded at once", 1, 4096, false, AT(bench_batch), G_BENCH},
+    [RK_OPT_BENCH_DECODE] = {"decode", RK_OPTION_INT, IN(BENCH), 0, "N", NULL, "32", "tokens",
+        "new tokens of each sequence; 0: no decoding", 0, 1 << 24, false, AT(bench_decode),
+        G_BENCH},
+    [RK_OPT_BENCH_PROFILE] = {"profile", RK_OPTION_FLAG, IN(BENCH), 0, NULL, NULL, NULL, NULL,
+        "measure what profiling a sample of --context and --response tokens costs", 0, 0, false,
+        AT(bench_profile), G_BENCH},
+    [RK_OPT_REPEAT] = {"repeat", RK_OPTION_INT, IN(BENCH), 0, "R", NULL, "3", NULL,
+        "runs of each prefill and profile; their median counts", 1, 1000, false, AT(repeat),
+        G_BENCH},
 
     [RK_OPT_FULL] = {"full", RK_OPTION_FLAG, IN(VERSION), 0, NULL, NULL, NULL, NULL,
         "compiler, libraries and machine too", 0, 0, false, AT(full), G_OTHER},

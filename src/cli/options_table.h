@@ -12,6 +12,7 @@ typedef enum rk_option_type {
     RK_OPTION_SEED,
     RK_OPTION_REAL,
     RK_OPTION_REALS, /* comma list */
+    RK_OPTION_INTS,  /* comma list */
 } rk_option_type;
 
 typedef struct rk_option_row {
