@@ -62,14 +62,16 @@ static void stored_codes(rk_quant t, const uint8_t *src, int i, uint8_t q[BLOCK]
         for (int k = 0; k < BLOCK; k++) q[k] = src[16 + i / 2 * 32 + k] >> (i % 2 * 4) & 15;
         break;
     case RK_QUANT_Q5_K:
-        for (int k = 0; k < BLOCK; k++)
-            q[k] = (uint8_t)((src[48 + i / 2 * 32 + k] >> (i % 2 * 4) & 15) |
-                             (src[16 + k] >> i & 1) << 4);
+        for (int k = 0; k < BLOCK; k++) {
+            int low = src[48 + i / 2 * 32 + k] >> (i % 2 * 4) & 15;
+            q[k] = (uint8_t)(low | (src[16 + k] >> i & 1) << 4);
+        }
         break;
     default: /* Q6_K: halves of 128, quarters of 32 in them */
-        for (int k = 0; k < BLOCK; k++)
-            q[k] = (uint8_t)((src[i / 4 * 64 + i % 2 * 32 + k] >> (i % 4 / 2 * 4) & 15) |
-                             (src[128 + i / 4 * 32 + k] >> (i % 4 * 2) & 3) << 4);
+        for (int k = 0; k < BLOCK; k++) {
+            int low = src[i / 4 * 64 + i % 2 * 32 + k] >> (i % 4 / 2 * 4) & 15;
+            q[k] = (uint8_t)(low | (src[128 + i / 4 * 32 + k] >> (i % 4 * 2) & 3) << 4);
+        }
     }
 }
 
@@ -108,7 +110,8 @@ static void put_codes(rk_quant t, const uint8_t q[BLOCK], uint8_t *at) {
 static void put_header(rk_quant t, const uint8_t *src, int i, int o, uint8_t *unit) {
     if (t == RK_QUANT_Q6_K) {
         memcpy(unit + 2 * o, src + 208, 2);
-        for (int s = 0; s < 16; s++) unit[rk_quant_bytes_at(t, s / 2) + s % 2 * 16 + o] = src[192 + s];
+        for (int s = 0; s < 16; s++)
+            unit[rk_quant_bytes_at(t, s / 2) + s % 2 * 16 + o] = src[192 + s];
         return;
     }
     memcpy(unit + 2 * (16 * i + o), src, 2);
@@ -135,8 +138,7 @@ void rk_quant_pack_row(rk_quant q, void *image, int64_t k, int64_t row, const vo
 }
 
 void rk_quant_unpack_row(rk_quant q, const void *image, int64_t k, int64_t row, float *dst) {
-    const uint8_t *group =
-        (const uint8_t *)image + row / 16 * rk_quant_group_bytes(q, k / BLOCK);
+    const uint8_t *group = (const uint8_t *)image + row / 16 * rk_quant_group_bytes(q, k / BLOCK);
     for (int64_t b = 0; b < k / BLOCK; b++) {
         const uint8_t *unit = group + rk_quant_unit_at(q, b);
         for (int i = 0; i < BLOCK; i++)

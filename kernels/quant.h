@@ -61,8 +61,8 @@ typedef struct rk_quant_isa {
      * Shapes: q rk_quant_act_bytes(m, k), 64-byte aligned */
     void (*quantise)(const uint16_t *act, int m, int64_t k, void *q);
 
-    /* c[i][j] = C of row i and output 16 g0 + j, for groups [g0, g1). Any m >= 1; reads each
-     * weight once from memory for up to 16 rows.
+    /* c[i][j] = C of row i and output 16 g0 + j, for groups [g0, g1). Any m >= 1, the same that
+     * quantise had; reads each weight once from memory for up to 16 rows.
      * Shapes: c [m][ldc], ldc >= 16 (g1 - g0) */
     void (*dot)(rk_quant t, const void *image, int64_t k, const void *q, int m, int g0, int g1,
                 float *c, int64_t ldc);

@@ -7,8 +7,10 @@
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define ROLLED _Pragma("clang loop unroll(disable)")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
+#define ROLLED _Pragma("GCC unroll 1")
 #endif
 
 INLINE __m256i load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
@@ -20,8 +22,9 @@ INLINE int32_t sum8(__m256i x) {
 }
 
 INLINE void quantise_block(const uint16_t *a, rk_quant_act *q) {
-    __m256i  bits = _mm256_set1_epi16(0x7fff);
-    __m256i  m16 = _mm256_max_epu16(_mm256_and_si256(load(a), bits), _mm256_and_si256(load(a + 16), bits));
+    __m256i bits = _mm256_set1_epi16(0x7fff);
+    __m256i m16 =
+        _mm256_max_epu16(_mm256_and_si256(load(a), bits), _mm256_and_si256(load(a + 16), bits));
     __m128i  m8 = _mm_max_epu16(_mm256_castsi256_si128(m16), _mm256_extracti128_si256(m16, 1));
     __m128i  least = _mm_minpos_epu16(_mm_xor_si128(m8, _mm_set1_epi16(-1)));
     uint16_t max = (uint16_t)~_mm_extract_epi16(least, 0);
@@ -47,7 +50,9 @@ INLINE void quantise_block(const uint16_t *a, rk_quant_act *q) {
 
 /* x (a bit field at `from` of every byte) moved to bit 4; other bits are garbage. */
 INLINE __m256i to_bit4(__m256i x, const int from) {
-    return from < 4 ? _mm256_slli_epi16(x, 4 - from) : from > 4 ? _mm256_srli_epi16(x, from - 4) : x;
+    return from < 4   ? _mm256_slli_epi16(x, 4 - from)
+           : from > 4 ? _mm256_srli_epi16(x, from - 4)
+                      : x;
 }
 
 /* Quad j of a block's codes, of 8 outputs (codes moved to their first). */
@@ -64,7 +69,9 @@ INLINE __m256i quad(const rk_quant t, const uint8_t *codes, const int j) {
 INLINE __m256 f16s(const uint8_t *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
-INLINE __m128i bytes8(const uint8_t *p) { return _mm_loadl_epi64((const __m128i *)(const void *)p); }
+INLINE __m128i bytes8(const uint8_t *p) {
+    return _mm_loadl_epi64((const __m128i *)(const void *)p);
+}
 
 /* Outputs [o, o + 8). */
 INLINE __m256 dw_of(const rk_quant t, const uint8_t *unit, int i, int half, int o) {
@@ -90,74 +97,78 @@ INLINE __m256i four(const int8_t *q) {
 INLINE void block_sums(const rk_quant t, const int rows, const uint8_t *codes, const int half,
                        const rk_quant_act *a, __m256i *s) {
     const rk_quant_form *f = &rk_quant_forms[t];
-    const int     quads = 8 / f->halves, ones_after = f->bits == 4 ? 8 : f->bits == 5 ? 4 : 2;
-    const int     shift = t == RK_QUANT_Q4_0 ? 3 : t == RK_QUANT_Q5_0 ? 4 : 5;
-    const __m256i ones = _mm256_set1_epi16(1), top = _mm256_set1_epi8(-128);
-    __m256i       p[4];
-    UNROLL for (int r = 0; r < rows; r++) {
-        int32_t n = t != RK_QUANT_Q6_K ? a[r].neg : half ? a[r].neg - a[r].neg_lo : a[r].neg_lo;
-        s[r] = f->bias && f->bits < 8 ? _mm256_set1_epi32(n * (1 << shift)) : _mm256_setzero_si256();
+    /* 15 x 127 x 2 x 8 quads, 31 x 127 x 2 x 4 and 63 x 127 x 2 x 2 fit in 16 bits; of 8 bits |w|
+     * <= 128 times |a| <= 127 does in pairs */
+    const int            widen_after = f->bits == 4 ? 8 : f->bits == 5 ? 4 : f->bits == 6 ? 2 : 1;
+    const int            first = half * 8 / f->halves, end = first + 8 / f->halves;
+    const __m256i        ones = _mm256_set1_epi16(1);
+    __m256i              p[4];
+    UNROLL for (int j = first; j < end; j++) {
+        __m256i w = quad(t, codes, j), size = w;
+        if (f->bits == 8) {
+            w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+            size = _mm256_abs_epi8(w);
+        }
+        UNROLL for (int r = 0; r < rows; r++) {
+            __m256i x = four(a[r].q + 4 * j);
+            x = _mm256_maddubs_epi16(size, f->bits == 8 ? _mm256_sign_epi8(x, w) : x);
+            p[r] = j % widen_after ? _mm256_add_epi16(p[r], x) : x;
+            if ((j + 1) % widen_after) continue;
+            x = _mm256_madd_epi16(p[r], ones);
+            s[r] = j < first + widen_after ? x : _mm256_add_epi32(s[r], x);
+        }
     }
-    UNROLL for (int j = half * quads; j < (half + 1) * quads; j++) {
-        __m256i w = quad(t, codes, j);
-        if (f->bits == 8) { /* |w| <= 128 and |a| <= 127: a pair's sum fits */
-            w = _mm256_xor_si256(w, top);
-            __m256i size = _mm256_abs_epi8(w);
-            UNROLL for (int r = 0; r < rows; r++) {
-                __m256i x = _mm256_maddubs_epi16(size, _mm256_sign_epi8(four(a[r].q + 4 * j), w));
-                s[r] = _mm256_add_epi32(s[r], _mm256_madd_epi16(x, ones));
-            }
-        } else { /* 15 x 127 x 2 x 8 quads, 31 x 127 x 2 x 4, 63 x 127 x 2 x 2 fit */
-            UNROLL for (int r = 0; r < rows; r++) {
-                __m256i x = _mm256_maddubs_epi16(w, four(a[r].q + 4 * j));
-                p[r] = j % ones_after ? _mm256_add_epi16(p[r], x) : x;
-                if ((j + 1) % ones_after == 0)
-                    s[r] = _mm256_add_epi32(s[r], _mm256_madd_epi16(p[r], ones));
-            }
+    if (f->bias && f->bits < 8)
+        UNROLL for (int r = 0; r < rows; r++) {
+            int32_t n = f->halves == 1 ? a[r].neg : half ? a[r].neg - a[r].neg_lo : a[r].neg_lo;
+            s[r] = _mm256_add_epi32(s[r], _mm256_set1_epi32(n * f->bias));
+        }
+}
+
+/* Up to 4 rows of a block, 8 outputs; a row's accumulators lie 2 apart. */
+INLINE void add_block(const rk_quant t, const int rows, const uint8_t *unit, int i, const int o,
+                      const rk_quant_act *a, __m256 *acc) {
+    const rk_quant_form *f = &rk_quant_forms[t];
+    __m256               mw = f->has_min ? mw_of(t, unit, i, o) : _mm256_setzero_ps();
+    UNROLL for (int half = 0; half < f->halves; half++) {
+        __m256  dw = dw_of(t, unit, i, half, o);
+        __m256i s[4];
+        block_sums(t, rows, unit + rk_quant_codes_at(t, i) + 4 * o, half, a, s);
+        UNROLL for (int r = 0; r < rows; r++) {
+            __m256 da = _mm256_set1_ps(a[r].da);
+            acc[2 * r] =
+                _mm256_fmadd_ps(_mm256_mul_ps(dw, da), _mm256_cvtepi32_ps(s[r]), acc[2 * r]);
+            if (f->has_min)
+                acc[2 * r] =
+                    _mm256_fmadd_ps(_mm256_mul_ps(mw, da), _mm256_set1_ps(a[r].sum), acc[2 * r]);
         }
     }
 }
 
-/* Up to 4 rows of a block, 8 outputs. */
-INLINE void add_block(const rk_quant t, const int rows, const uint8_t *unit, int i, const int o,
-                      const rk_quant_act *a, __m256 *acc) {
+INLINE void dot_panel(const rk_quant t, const int rows, const uint8_t *group, int64_t b0,
+                      int64_t b1, const rk_quant_act *a, float *c, int64_t ldc) {
     const rk_quant_form *f = &rk_quant_forms[t];
-    UNROLL for (int half = 0; half < f->halves; half++) {
-        __m256i s[4];
-        block_sums(t, rows, unit + rk_quant_codes_at(t, i) + 4 * o, half, a, s);
-        __m256 dw = dw_of(t, unit, i, half, o);
-        UNROLL for (int r = 0; r < rows; r++)
-            acc[r] = _mm256_fmadd_ps(_mm256_mul_ps(dw, _mm256_set1_ps(a[r].da)),
-                                     _mm256_cvtepi32_ps(s[r]), acc[r]);
-    }
-    if (f->has_min) {
-        __m256 mw = mw_of(t, unit, i, o);
-        UNROLL for (int r = 0; r < rows; r++)
-            acc[r] = _mm256_fmadd_ps(_mm256_mul_ps(mw, _mm256_set1_ps(a[r].da)),
-                                     _mm256_set1_ps(a[r].sum), acc[r]);
-    }
-}
-
-INLINE void dot_panel(const rk_quant t, const int rows, const uint8_t *group, int64_t b0, int64_t b1,
-                      const rk_quant_act *a, float *c, int64_t ldc) {
-    __m256 acc[RK_QUANT_PANEL][2];
+    __m256               acc[RK_QUANT_PANEL][2];
     for (int r = 0; r < rows; r++)
-        UNROLL for (int h = 0; h < 2; h++)
+        for (int h = 0; h < 2; h++)
             acc[r][h] = b0 ? _mm256_loadu_ps(c + r * ldc + 8 * h) : _mm256_setzero_ps();
     for (int64_t b = b0; b < b1; b++, a += rows) {
         const uint8_t *unit = group + rk_quant_unit_at(t, b);
-        const int      i = (int)(b % rk_quant_forms[t].unit);
-        UNROLL for (int h = 0; h < 2; h++)
-            UNROLL for (int r0 = 0; r0 < rows; r0 += 4) {
-                const int n = rows - r0 < 4 ? rows - r0 : 4;
-                __m256    x[4];
-                UNROLL for (int r = 0; r < n; r++) x[r] = acc[r0 + r][h];
-                add_block(t, n, unit, i, 8 * h, a + r0, x);
-                UNROLL for (int r = 0; r < n; r++) acc[r0 + r][h] = x[r];
-            }
+        const int      i = (int)(b % f->unit);
+        UNROLL for (int l = 0; l < f->codes; l += 64)
+            _mm_prefetch((const char *)unit + rk_quant_codes_at(t, i) + RK_QUANT_AHEAD + l,
+                         _MM_HINT_T0);
+        ROLLED for (int h = 0; h < 2; h++) {
+            /* activations are read anew: kept for the other half they would not fit registers */
+            __asm__ volatile("" ::: "memory");
+            if (rows >= 4) add_block(t, 4, unit, i, 8 * h, a, &acc[0][h]);
+            if (rows == 8) add_block(t, 4, unit, i, 8 * h, a + 4, &acc[4][h]);
+            if (rows % 4)
+                add_block(t, rows % 4, unit, i, 8 * h, a + rows / 4 * 4, &acc[rows / 4 * 4][h]);
+        }
     }
     for (int r = 0; r < rows; r++)
-        UNROLL for (int h = 0; h < 2; h++) _mm256_storeu_ps(c + r * ldc + 8 * h, acc[r][h]);
+        for (int h = 0; h < 2; h++) _mm256_storeu_ps(c + r * ldc + 8 * h, acc[r][h]);
 }
 
 /* Rounded to bf16 in the upper half; finite only. */
@@ -169,7 +180,8 @@ INLINE __m256i rounded(__m256 x) {
 
 INLINE bool finite8(__m256 x) {
     __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
-    return _mm256_movemask_ps(_mm256_cmp_ps(size, _mm256_set1_ps(__builtin_inff()), _CMP_LT_OQ)) == 0xff;
+    return _mm256_movemask_ps(_mm256_cmp_ps(size, _mm256_set1_ps(__builtin_inff()), _CMP_LT_OQ)) ==
+           0xff;
 }
 
 INLINE void to_tile(const rk_quant t, const uint8_t *unit, int i, uint16_t *out) {
@@ -192,8 +204,9 @@ INLINE void to_tile(const rk_quant t, const uint8_t *unit, int i, uint16_t *out)
                 w[k] = rounded(f->has_min ? _mm256_add_ps(x, mw) : x);
             }
             UNROLL for (int k = 0; k < 4; k += 2)
-                _mm256_storeu_si256((__m256i *)(void *)(out + 32 * (2 * j + k / 2) + 2 * o),
-                                    _mm256_blend_epi16(_mm256_srli_epi32(w[k], 16), w[k + 1], 0xaa));
+                _mm256_storeu_si256(
+                    (__m256i *)(void *)(out + 32 * (2 * j + k / 2) + 2 * o),
+                    _mm256_blend_epi16(_mm256_srli_epi32(w[k], 16), w[k + 1], 0xaa));
         }
     }
 }

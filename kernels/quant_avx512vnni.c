@@ -12,12 +12,12 @@
 #endif
 
 INLINE void quantise_block(const uint16_t *a, rk_quant_act *q) {
-    __m512i  x = _mm512_loadu_si512(a), m = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
-    __m256i  m16 = _mm256_max_epu16(_mm512_castsi512_si256(m), _mm512_extracti64x4_epi64(m, 1));
-    __m128i  m8 = _mm_max_epu16(_mm256_castsi256_si128(m16), _mm256_extracti128_si256(m16, 1));
-    __m128i  least = _mm_minpos_epu16(_mm_xor_si128(m8, _mm_set1_epi16(-1)));
-    uint16_t max = (uint16_t)~_mm_extract_epi16(least, 0);
-    float    da = rk_bf16_to_f32(max < 0x80 ? 0 : max) / 127.0f;
+    __m512i   x = _mm512_loadu_si512(a), m = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+    __m256i   m16 = _mm256_max_epu16(_mm512_castsi512_si256(m), _mm512_extracti64x4_epi64(m, 1));
+    __m128i   m8 = _mm_max_epu16(_mm256_castsi256_si128(m16), _mm256_extracti128_si256(m16, 1));
+    __m128i   least = _mm_minpos_epu16(_mm_xor_si128(m8, _mm_set1_epi16(-1)));
+    uint16_t  max = (uint16_t)~_mm_extract_epi16(least, 0);
+    float     da = rk_bf16_to_f32(max < 0x80 ? 0 : max) / 127.0f;
     __mmask16 some = da > 0 && max < 0x7f80 ? 0xffff : 0; /* infinite and NaN reach C through da */
     __m512    by = _mm512_set1_ps(da);
     __m512i   w[2] = {_mm512_cvtepu16_epi32(_mm512_castsi512_si256(x)),
@@ -77,7 +77,9 @@ INLINE __m512i quad(const rk_quant t, const uint8_t *codes, const int j) {
 INLINE __m512 f16s(const uint8_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
 }
-INLINE __m128i bytes16(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)(const void *)p); }
+INLINE __m128i bytes16(const uint8_t *p) {
+    return _mm_loadu_si128((const __m128i *)(const void *)p);
+}
 
 INLINE __m512 dw_of(const rk_quant t, const uint8_t *unit, int i, int half) {
     if (!rk_quant_is_k(t)) return f16s(unit + 32 * i);
@@ -93,10 +95,9 @@ INLINE __m512 mw_of(const rk_quant t, const uint8_t *unit, int i) {
 }
 
 INLINE __m512i start(const rk_quant t, const rk_quant_act *a, const int half) {
-    const int shift = t == RK_QUANT_Q8_0 ? 7 : t == RK_QUANT_Q4_0 ? 3 : t == RK_QUANT_Q5_0 ? 4 : 5;
-    if (!rk_quant_forms[t].bias) return _mm512_setzero_si512();
-    int32_t n = t != RK_QUANT_Q6_K ? a->neg : half ? a->neg - a->neg_lo : a->neg_lo;
-    return _mm512_set1_epi32(n * (1 << shift));
+    const rk_quant_form *f = &rk_quant_forms[t];
+    int32_t              n = f->halves == 1 ? a->neg : half ? a->neg - a->neg_lo : a->neg_lo;
+    return f->bias ? _mm512_set1_epi32(n * f->bias) : _mm512_setzero_si512();
 }
 
 INLINE __m512i four(const int8_t *q) {
@@ -105,8 +106,8 @@ INLINE __m512i four(const int8_t *q) {
     return _mm512_set1_epi32(v);
 }
 
-INLINE void dot_panel(const rk_quant t, const int rows, const uint8_t *group, int64_t b0, int64_t b1,
-                      const rk_quant_act *a, float *c, int64_t ldc) {
+INLINE void dot_panel(const rk_quant t, const int rows, const uint8_t *group, int64_t b0,
+                      int64_t b1, const rk_quant_act *a, float *c, int64_t ldc) {
     const rk_quant_form *f = &rk_quant_forms[t];
     const int            quads = 8 / f->halves;
     __m512               acc[RK_QUANT_PANEL];
@@ -117,9 +118,8 @@ INLINE void dot_panel(const rk_quant t, const int rows, const uint8_t *group, in
         const int      i = (int)(b % f->unit);
         const uint8_t *codes = unit + rk_quant_codes_at(t, i);
         __m512         mw = f->has_min ? mw_of(t, unit, i) : _mm512_setzero_ps();
-        if (rows >= 1)
-            UNROLL for (int l = 0; l < f->codes; l += 64)
-                _mm_prefetch((const char *)codes + 8192 + l, _MM_HINT_T0);
+        UNROLL for (int l = 0; l < f->codes; l += 64)
+            _mm_prefetch((const char *)codes + RK_QUANT_AHEAD + l, _MM_HINT_T0);
         UNROLL for (int half = 0; half < f->halves; half++) {
             __m512  dw = dw_of(t, unit, i, half);
             __m512i s[RK_QUANT_PANEL];
@@ -150,14 +150,15 @@ INLINE __m512i rounded(__m512 x) {
 }
 
 INLINE bool finite16(__m512 x) {
-    return _mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(__builtin_inff()), _CMP_LT_OQ) == 0xffff;
+    return _mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(__builtin_inff()), _CMP_LT_OQ) ==
+           0xffff;
 }
 
 INLINE void to_tile(const rk_quant t, const uint8_t *unit, int i, uint16_t *out) {
     const rk_quant_form *f = &rk_quant_forms[t];
     const __m512i        bias = _mm512_set1_epi32(f->bias);
-    __m512 dw[2] = {dw_of(t, unit, i, 0), dw_of(t, unit, i, f->halves - 1)};
-    __m512 mw = f->has_min ? mw_of(t, unit, i) : _mm512_setzero_ps();
+    __m512               dw[2] = {dw_of(t, unit, i, 0), dw_of(t, unit, i, f->halves - 1)};
+    __m512               mw = f->has_min ? mw_of(t, unit, i) : _mm512_setzero_ps();
     if (!finite16(dw[0]) || !finite16(mw)) {
         rk_quant_tile(t, unit, i, out);
         return;
@@ -171,9 +172,9 @@ INLINE void to_tile(const rk_quant t, const uint8_t *unit, int i, uint16_t *out)
             w[k] = rounded(f->has_min ? _mm512_add_ps(x, mw) : x);
         }
         UNROLL for (int k = 0; k < 4; k += 2)
-            _mm512_storeu_si512(out + 32 * (2 * j + k / 2),
-                                _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(w[k], 16),
-                                                        w[k + 1]));
+            _mm512_storeu_si512(
+                out + 32 * (2 * j + k / 2),
+                _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(w[k], 16), w[k + 1]));
     }
 }
 

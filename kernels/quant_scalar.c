@@ -20,7 +20,8 @@ INLINE void quantise_block(const uint16_t *a, rk_quant_act *q) {
 }
 
 /* C of one output and row: a block's products are exact, its scales are applied at once. */
-INLINE float add_block(rk_quant t, const uint8_t *unit, int i, int o, const rk_quant_act *a, float c) {
+INLINE float add_block(rk_quant t, const uint8_t *unit, int i, int o, const rk_quant_act *a,
+                       float c) {
     const rk_quant_form *f = &rk_quant_forms[t];
     const uint8_t       *codes = unit + rk_quant_codes_at(t, i);
     int                  per = 32 / f->halves;
@@ -33,8 +34,8 @@ INLINE float add_block(rk_quant t, const uint8_t *unit, int i, int o, const rk_q
     return f->has_min ? fmaf(rk_quant_mw(t, unit, i, o) * a->da, a->sum, c) : c;
 }
 
-INLINE void dot_panel(const rk_quant t, const int rows, const uint8_t *group, int64_t b0, int64_t b1,
-                      const rk_quant_act *a, float *c, int64_t ldc) {
+INLINE void dot_panel(const rk_quant t, const int rows, const uint8_t *group, int64_t b0,
+                      int64_t b1, const rk_quant_act *a, float *c, int64_t ldc) {
     for (int64_t b = b0; b < b1; b++, a += rows) {
         const uint8_t *unit = group + rk_quant_unit_at(t, b);
         int            i = (int)(b % rk_quant_forms[t].unit);

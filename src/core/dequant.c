@@ -6,13 +6,13 @@
  *   Q4_1  f16 d, f16 m, 16 bytes                v = d q + m
  *   Q5_0  f16 d, u32 h, 16 bytes                v = d (q - 16)
  *   Q5_1  f16 d, f16 m, u32 h, 16 bytes         v = d q + m
- * byte i of a 4-bit block holds value i (low half) and value i + 16 (high half); bit i of h is bit 4
- * of value i. 256 values a block, s and t small integers of each 32 (Q6_K: 16) values:
+ * byte i of a 4-bit block holds value i (low half) and value i + 16 (high half); bit i of h is bit
+ * 4 of value i. 256 values a block, s and t small integers of each 32 (Q6_K: 16) values:
  *   Q4_K  f16 d, f16 e, 12 bytes s t, 128 bytes                    v = (d s) q - e t
  *   Q5_K  f16 d, f16 e, 12 bytes s t, 32 bytes h, 128 bytes        v = (d s) q - e t
  *   Q6_K  128 bytes, 64 bytes h, 16 signed bytes s, f16 d          v = (d s) (q - 32)
- * with low halves, high halves and bits of h walking along runs of 32 values. Sources may lie at any
- * address. */
+ * with low halves, high halves and bits of h walking along runs of 32 values. Sources may lie at
+ * any address. */
 #include "core/dequant.h"
 
 #include <stdio.h>
@@ -108,7 +108,7 @@ static void from_q4_k(const uint8_t *src, int64_t n, float *dst) {
     for (int64_t b = 0; b < n / SUPER; b++, src += 16 + SUPER / 2) {
         float d = rk_f16_to_f32(load16(src)), e = rk_f16_to_f32(load16(src + 2));
         scales_of(src + 4, s, t);
-        for (int r = 0; r < 8; r++) { /* runs of 32: low halves of 32 bytes, then their high halves */
+        for (int r = 0; r < 8; r++) { /* runs of 32: low halves of 32 bytes, then high */
             const uint8_t *q = src + 16 + r / 2 * 32;
             float          ds = d * (float)s[r], et = e * (float)t[r];
             for (int i = 0; i < 32; i++) *dst++ = ds * (float)(q[i] >> r % 2 * 4 & 15) - et;
@@ -135,7 +135,7 @@ static void from_q6_k(const uint8_t *src, int64_t n, float *dst) {
         float  d = rk_f16_to_f32(load16(src + 208));
         int8_t s[16];
         memcpy(s, src + 192, sizeof s);
-        for (int r = 0; r < 8; r++) { /* each half: low halves of 64 bytes, then their high halves */
+        for (int r = 0; r < 8; r++) { /* each half: low halves of 64 bytes, then high */
             const uint8_t *q = src + r / 4 * 64 + r % 2 * 32, *h = src + 128 + r / 4 * 32;
             for (int i = 0; i < 32; i++) {
                 int v = (q[i] >> r % 4 / 2 * 4 & 15) | (h[i] >> r % 4 * 2 & 3) << 4;

@@ -278,7 +278,8 @@ static rk_status take_info(rk_gguf *g, cursor *c, rk_gguf_tensor *t, char **name
     int elements, bytes;
     if (!rk_ggml_block(t->type, &elements, &bytes))
         return RK_FAIL(RK_E_INPUT,
-                       "%s: tensor %s is of type %s; F32, F16, BF16, Q8_0, Q4_0 and Q4_1 are read: "
+                       "%s: tensor %s is of type %s; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, "
+                       "Q5_K and Q6_K are read: "
                        "use a file quantised to one of these",
                        g->path, t->name, rk_ggml_type_name(t->type));
     int64_t inner = t->rank > 0 ? t->dim[t->rank - 1] : 1;
