@@ -174,6 +174,17 @@ bad 4 'nofile.txt' "${prof[@]}" --calibration nofile.txt --output o.h5
 bad 4 'no item is long enough' profile --model tiny.gguf --calibration text.txt --output o.h5 --context 30000
 bad 4 'a.jsonl line 1' "${prof[@]}" --calibration a.jsonl --output o.h5
 
+# --- order of sums, weights, instruction set
+bad 2 'possible: auto tile pair' "${run[@]}" --prompt p --numerics sorted
+bad 2 'possible: bf16 native' "${run[@]}" --prompt p --weights int4
+bad 2 'tiny.gguf holds F32' "${run[@]}" --prompt p --weights native
+bad 2 'folder holds' "${prof[@]/tiny.gguf/folder}" --calibration text.txt --output o.h5 --weights native
+export RIPPLEKV_ISA=sse9
+bad 2 'RIPPLEKV_ISA=sse9' "${run[@]}" --prompt p
+bad 2 'RIPPLEKV_ISA=sse9' "${prof[@]}" --calibration text.txt --output o.h5
+bad 2 'RIPPLEKV_ISA=sse9' bench --model tiny.gguf --prefill 8 --decode 0
+unset RIPPLEKV_ISA
+
 # --- memory: 4096 caches of 32000 tokens, 126 GiB
 if [ "$(awk '/MemAvailable/ { print int($2 / 1048576) }' /proc/meminfo)" -lt 100 ]; then
     for i in $(seq 4096); do echo "{\"id\": $i, \"token_ids\": [1]}"; done >many.jsonl
