@@ -4,6 +4,7 @@
 # label: mpi long
 # timeout: 900
 set -euo pipefail
+if [ -z "${RIPPLEKV_PYTHON:-}" ]; then echo "no Python"; exit 77; fi
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 cd "$tmp"
@@ -12,9 +13,6 @@ checks=0
 text() { head -c "$1" "$RIPPLEKV_ROOT/demo/document.txt"; }
 text 400 >short.txt
 text 6000 >calibration.txt
-field() { # FILE EXPRESSION of d
-    "$RIPPLEKV_PYTHON" -c 'import json, sys; d = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$1" "$2"
-}
 run() { # OUT ISA COMMAND...
     local out=$1 isa=$2
     shift 2
@@ -28,13 +26,18 @@ bits() { # MODEL PROMPT ISA NUMERICS WEIGHTS THREADS CONTEXT
     run profile "$3" profile "${common[@]}" --calibration calibration.txt --samples 1 --context "$7" \
         --response 4 --output s.h5
     rm -f s.h5
-    [ "$(field full 'd["path"] + d["numerics"] + d["weights"]')" = "$3$4$5" ]
-    echo "$(field full 'd["logits_hash"]') $(field kept 'd["logits_hash"]') $(field profile 'd["logits_hash"]')" \
-        "$(field profile '[x.hex() for x in d["sensitivity"]]')"
+    "$RIPPLEKV_PYTHON" - "$3 $4 $5" <<'EOF'
+import json, sys
+full, kept, profile = (json.load(open(name)) for name in ("full", "kept", "profile"))
+assert f"{full['path']} {full['numerics']} {full['weights']}" == sys.argv[1], full
+hashes = [d["logits_hash"] for d in (full, kept, profile)]
+assert all(int(h, 16) for h in hashes) and len(set(hashes)) == 3, hashes
+print(*hashes, [x.hex() for x in profile["sensitivity"]])
+EOF
 }
-isas() { # NUMERICS
-    RIPPLEKV_ISA=none "$RIPPLEKV_BIN" generate --model tiny.gguf --prompt x --numerics "$1" 2>&1 >/dev/null |
-        sed -n 's/.*there are //p' | tr -d ,
+isas() { # NUMERICS: the refusal of a path that does not exist lists those that do
+    ! RIPPLEKV_ISA=none "$RIPPLEKV_BIN" generate --model tiny.gguf --prompt x --numerics "$1" >out 2>err
+    sed -n 's/.*there are //p' err | tr -d ,
 }
 compare() { # MODEL PROMPT CONTEXT ISAS NUMERICS WEIGHTS
     local first='' got isa threads
