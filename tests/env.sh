@@ -24,10 +24,10 @@ if [ "$(id -u)" = 0 ]; then
 fi
 
 # Sanitizer builds: the MPI library leaks a little at exit. Its frames have no frame pointers, so
-# that the suppressions match only with the slow unwinder; of the suites only golden ones start MPI.
+# that the suppressions match only with the slow unwinder; of the suites these start MPI.
 unwind=0
 case "$1 ${2:-}" in
-*/rk_tests\ golden_*) ;;
+*/rk_tests\ golden_* | */rk_tests\ native) ;;
 */rk_tests*) unwind=1 ;;
 esac
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:fast_unwind_on_malloc=$unwind}
