@@ -213,9 +213,9 @@ out:;
 
 /* ---- profile ---- */
 
-/* Shapes: tokens [context + response]; v, kl [L + 1]; whole, first [repeat] */
+/* Shapes: tokens [context + response]; v, m [L + 1]; whole, first [repeat] */
 static rk_status run_profile(rk_bench *b, rk_bench_profile *r, const int32_t *tokens, rk_variant *v,
-                             double *kl, double *whole, double *first) {
+                             rk_measured *m, double *whole, double *first) {
     int L = rk_engine_model(b->e)->n_layers;
     v[0] = (rk_variant){.layer = 0, .epsilon = FLOOR_EPSILON};
     for (int l = 0; l < L; l++) v[l + 1] = (rk_variant){.layer = l, .epsilon = EPSILON};
@@ -226,7 +226,7 @@ static rk_status run_profile(rk_bench *b, rk_bench_profile *r, const int32_t *to
         RK_TRY(rk_engine_compress(b->e, 0, NULL, NULL)); /* moves nothing: the end of the prefill */
         first[i] = rk_now_s() - t;
         RK_TRY(rk_engine_measure(b->e, 0, tokens + r->context, (int)r->response, b->o->seed, v,
-                                 L + 1, kl, &r->hash));
+                                 L + 1, m, NULL, &r->hash));
         whole[i] = rk_now_s() - t;
         RK_TRY(rk_engine_free(b->e, 0));
     }
@@ -269,8 +269,8 @@ static int64_t longest(const rk_bench *b) {
     return n;
 }
 
-/* Shapes: tokens [longest + response], v, kl [L + 1], s [2 * repeat] */
-static rk_status measure(rk_bench *b, int32_t *tokens, rk_variant *v, double *kl, double *s) {
+/* Shapes: tokens [longest + response], v, m [L + 1], s [2 * repeat] */
+static rk_status measure(rk_bench *b, int32_t *tokens, rk_variant *v, rk_measured *m, double *s) {
     enum { WARM = 64 }; /* tokens: first calls make scratch memory and wake threads */
     int64_t     n = longest(b);
     int         done = 0;
@@ -289,7 +289,7 @@ static rk_status measure(rk_bench *b, int32_t *tokens, rk_variant *v, double *kl
         rk_progress_set(&bar, ++done);
     }
     for (int i = 0; i < b->n_profile; i++) {
-        RK_TRY(run_profile(b, &b->profile[i], tokens, v, kl, s, s + b->o->repeat));
+        RK_TRY(run_profile(b, &b->profile[i], tokens, v, m, s, s + b->o->repeat));
         rk_progress_set(&bar, ++done);
     }
     rk_progress_end(&bar);
@@ -299,20 +299,21 @@ static rk_status measure(rk_bench *b, int32_t *tokens, rk_variant *v, double *kl
 rk_status rk_bench_run(rk_bench *b) {
     int32_t    *tokens = NULL;
     rk_variant *v = NULL;
-    double     *kl = NULL, *s = NULL;
+    rk_measured *m = NULL;
+    double     *s = NULL;
     int64_t     L = rk_engine_model(b->e)->n_layers;
     rk_status   st;
     RK_TRY_OUT(st, plan(b));
     RK_TRY_OUT(st,
                rk_mem_alloc_to(longest(b) + b->o->response, sizeof(int32_t), "prompt", &tokens));
     RK_TRY_OUT(st, rk_mem_alloc_to(L + 1, sizeof(rk_variant), "variants", &v));
-    RK_TRY_OUT(st, rk_mem_alloc_to(L + 1, sizeof(double), "divergences", &kl));
+    RK_TRY_OUT(st, rk_mem_alloc_to(L + 1, sizeof(rk_measured), "measurements", &m));
     RK_TRY_OUT(st, rk_mem_alloc_to(2 * b->o->repeat, sizeof(double), "times", &s));
-    st = measure(b, tokens, v, kl, s);
+    st = measure(b, tokens, v, m, s);
 out:
     rk_mem_free(tokens);
     rk_mem_free(v);
-    rk_mem_free(kl);
+    rk_mem_free(m);
     rk_mem_free(s);
     return st;
 }
