@@ -1,7 +1,6 @@
 /* cmd_profile.c - ripplekv profile: layer sensitivities of a model into an HDF5 file. */
 #define _GNU_SOURCE
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -25,22 +24,6 @@ typedef struct profiling {
     int              n_stages, index; /* P; which replica this rank is of */
     int64_t          max_prompt;
 } profiling;
-
-/* The one thing that a signal handler can reach. */
-static volatile int stop_request;
-
-static void on_signal(int sig) {
-    stop_request = 1;
-    signal(sig, SIG_DFL); /* a second one ends it the hard way */
-}
-
-static void catch_signals(void) {
-    struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    sigemptyset(&a.sa_mask);
-    sigaction(SIGTERM, &a, NULL);
-    sigaction(SIGINT, &a, NULL);
-    sigaction(SIGUSR1, &a, NULL);
-}
 
 /* ---- before the work ---- */
 
@@ -236,7 +219,7 @@ static void show_table(const profiling *g) {
 static rk_status run(profiling *g) {
     rk_cli           *c = g->c;
     const rk_options *o = c->o;
-    catch_signals();
+    const volatile int *stop = rk_cli_catch_signals();
     RK_TRY(rk_cli_phase(c, prepare(g)));
     if (o->dry_run) return rk_cli_phase(c, c->leader ? dry_run(g) : RK_OK);
     if (c->leader) {
@@ -257,7 +240,7 @@ static rk_status run(profiling *g) {
                            .seed = o->seed,
                            .output = o->output,
                            .resume = o->resume,
-                           .stop_request = &stop_request};
+                           .stop_request = stop};
     RK_TRY(rk_profiler_run(c->world, g->e, g->replica, g->index, (int)o->replicas, &job, &g->out,
                            &g->cost));
     if (c->leader) {
