@@ -368,7 +368,7 @@ rk_status rk_engine_free(rk_engine *e, int seq) {
 
 rk_status rk_engine_stop(rk_engine *e) {
     rk_record   r = {.head = {.kind = RK_SLOT_STOP}};
-    rk_ticket   t;
+    rk_ticket   t = -1;
     rk_pending *p;
     RK_TRY(submit(e, &r, e->P, (int64_t)sizeof(rk_stage_stats), &t));
     RK_TRY(take(e, t, &p));

@@ -8,6 +8,7 @@
 #include "core/select.h"
 #include "kernels/backend.h"
 #include "pipeline/schedule.h"
+#include "pipeline/variant.h"
 
 typedef struct rk_record_set {
     int32_t seq, row0, n_rows;

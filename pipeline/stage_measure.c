@@ -76,6 +76,9 @@ static rk_status compressed(rk_stage *s, const rk_record *r, const rk_record_for
                            .v_dtype = prompt[g].v_dtype,
                            .n = count[g]};
         pages += 2 * n * page;
+        /* Lanes behind the last slot hold zeros; others may have written here before. */
+        RK_TRY(s->be->ops->zero(s->be, (char *)out[g].k + (n - 1) * page, page));
+        RK_TRY(s->be->ops->zero(s->be, (char *)out[g].v + (n - 1) * page, page));
         RK_TRY(s->be->ops->kv_gather(s->be, s->cfg.head_dim, &prompt[g], 1, slot[g], count[g], &out[g]));
     }
     return RK_OK;

@@ -51,9 +51,10 @@ static rk_status score(rk_stage *s, const rk_select_params *p, int layer, int se
     rk_span          spans[RK_STAGE_HEADS];
     if (!s->qwin || p->window > s->spec.select.window)
         return RK_FAIL(RK_E_BUG, "layer %d: no queries of a window of %d were kept", layer, p->window);
-    int n_spans = rk_kv_chain(s->kv, layer, seq, spans);
-    RK_TRY(s->be->ops->window_mass(s->be, &sh, window_of(s, layer, seq), w, spans, n_spans, (int32_t)n,
-                                   s->mass));
+    int     n_spans = rk_kv_chain(s->kv, layer, seq, spans);
+    int64_t have = s->spec.select.window < n ? s->spec.select.window : n; /* the last w of these */
+    float  *q = window_of(s, layer, seq) + (have - w) * c->n_heads * c->head_dim;
+    RK_TRY(s->be->ops->window_mass(s->be, &sh, q, w, spans, n_spans, (int32_t)n, s->mass));
     RK_TRY(s->be->ops->download(s->be, s->mass_host, s->mass, c->n_heads * n * (int64_t)sizeof(float)));
     return rk_select_snap_scores(p, c->n_heads, c->n_kv_heads, n, s->mass_host, s->score);
 }

@@ -184,7 +184,8 @@ static void show_table(const rk_eval *v, const level *x, const double *sensitivi
            "rho with depth [95 %]");
     for (int k = 0; k <= K; k++) {
         char name[24];
-        snprintf(name, sizeof name, k < K ? "%.3g %%" : "mean%.0s", k < K ? 100 * v->c->o->levels.v[k] : 0.0);
+        snprintf(name, sizeof name, "mean");
+        if (k < K) snprintf(name, sizeof name, "%.3g %%", 100 * v->c->o->levels.v[k]);
         printf("%-12s %10.4f %10.4f  %5.2f [%5.2f, %5.2f]%10s  %5.2f [%5.2f, %5.2f]\n", name, x[k].sum,
                x[k].joint, x[k].rho_s, x[k].rho_s_ci[0], x[k].rho_s_ci[1], "", x[k].rho_d, x[k].rho_d_ci[0],
                x[k].rho_d_ci[1]);

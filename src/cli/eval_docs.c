@@ -117,11 +117,12 @@ static summary sum_up(const rk_eval *v, rk_json *const *records, int config, dou
         ratio[i] = first > 0 ? x[i] / first : NAN;
         s.won += x[i] < first;
         ties += x[i] == first;
-        s.agreement += value(records[i], "agreement", config) / n;
-        s.nll += value(records[i], "nll", config) / n;
-        s.kept += value(records[i], "kept", config) / ((double)v->item_tokens[i] * rk_eval_layers(v)) / n;
-        s.bytes += value(records[i], "bytes", config) / n;
+        s.agreement += value(records[i], "agreement", config);
+        s.nll += value(records[i], "nll", config);
+        s.kept += value(records[i], "kept", config) / ((double)v->item_tokens[i] * rk_eval_layers(v));
+        s.bytes += value(records[i], "bytes", config);
     }
+    s.agreement /= n, s.nll /= n, s.kept /= n, s.bytes /= n;
     s.kl = rk_eval_mean(x, n);
     s.kl_stderr = rk_eval_stderr(x, n);
     s.ratio = rk_eval_median(ratio, n);
@@ -192,7 +193,8 @@ static rk_status report(rk_eval *v, rk_json *const *records, rk_json *out) {
     RK_TRY_OUT(st, rk_mem_alloc_to(2 * (int64_t)v->n_items, sizeof *x, "values", &x));
     for (int k = 0; k < v->sweep.n; k++) s[k] = sum_up(v, records, k, x, x + v->n_items);
     for (int i = 0; i < v->n_items; i++)
-        reference += rk_json_num(rk_json_get(records[i], "reference_nll"), NAN) / v->n_items;
+        reference += rk_json_num(rk_json_get(records[i], "reference_nll"), NAN);
+    reference /= v->n_items;
     if (v->c->o->json)
         show_json(v, records, s, reference, out);
     else

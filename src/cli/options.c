@@ -406,6 +406,8 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
 }
 
 static rk_status check_required(const rk_options *o) {
+    if (o->command == RK_CMD_EVAL && !o->positional)
+        return RK_FAIL(RK_E_USAGE, "eval needs a TASK: fidelity, perplexity or damage");
     for (int i = 0; i < RK_OPTS; i++) {
         const rk_option_row *row = &rk_option_rows[i];
         if ((row->required & 1u << o->command) && !o->given[i])
@@ -457,8 +459,6 @@ static rk_status check_bench(const rk_options *o) {
 }
 
 static rk_status check_eval(const rk_options *o) {
-    if (!o->positional)
-        return RK_FAIL(RK_E_USAGE, "eval needs a TASK: fidelity, perplexity or damage");
     for (int i = 1; i < o->levels.n; i++)
         if (!(o->levels.v[i] > o->levels.v[i - 1]))
             return RK_FAIL(RK_E_USAGE, "--levels: must ascend");

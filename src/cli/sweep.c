@@ -8,16 +8,11 @@
 
 enum { MOST_WORDS = 64, MOST_ENTRIES = 256 };
 
-/* The command line without --sweep and its value, then the line's words. */
+/* The command line, then the line's words. */
 static rk_status join(const rk_cli *c, char *words, char ***argv, int *argc) {
-    int n = 0;
+    int n = c->argc;
     RK_TRY(rk_mem_alloc_to(c->argc + MOST_WORDS + 1, sizeof(char *), "sweep options", argv));
-    for (int i = 0; i < c->argc; i++) {
-        if (i > 1 && strcmp(c->argv[i], "--sweep") == 0)
-            i++;
-        else if (i < 2 || strncmp(c->argv[i], "--sweep=", 8) != 0)
-            (*argv)[n++] = c->argv[i];
-    }
+    memcpy(*argv, c->argv, (size_t)c->argc * sizeof(char *));
     for (char *w = strtok(words, " \t\r"); w; w = strtok(NULL, " \t\r")) {
         if (n >= c->argc + MOST_WORDS)
             return RK_FAIL(RK_E_USAGE, "more than %d words", MOST_WORDS);
