@@ -65,6 +65,7 @@ rk_status rk_engine_stop(rk_engine *e);
 
 const rk_config *rk_engine_model(const rk_engine *e);
 rk_backend      *rk_engine_backend(rk_engine *e);
+bool             rk_engine_native(const rk_engine *e); /* of the configuration */
 int              rk_engine_stages(const rk_engine *e);
 int              rk_engine_max_sequences(const rk_engine *e);
 const int       *rk_engine_partition(const rk_engine *e); /* [P + 1] */

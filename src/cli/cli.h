@@ -54,14 +54,14 @@ int64_t rk_cli_chunk(const rk_options *o, int64_t n_prompt, int n_stages);
  * Errors: RK_E_USAGE this CPU lacks that path */
 rk_status rk_cli_path(rk_cli *c, rk_engine_config *cfg);
 
-/* Whether --weights asks for quantised matrices, and what a result says of it.
- * Errors: RK_E_USAGE native is asked of a model that has none */
-bool        rk_cli_native(const rk_options *o);
+/* Whether quantised matrices stay so: as --weights says, else where the file has them; and what a
+ * result says of it. Errors: RK_E_USAGE native is asked of a model that has none */
+bool        rk_cli_native(const rk_options *o, const rk_weights *w);
 rk_status   rk_cli_check_weights(const rk_options *o, const rk_weights *w);
-const char *rk_cli_weights_form(const rk_options *o, const rk_backend *be);
+const char *rk_cli_weights_form(rk_engine *e);
 
 /* What a result's numbers depend on: backend, numerics, weights, and the leader's path. */
-void rk_cli_set_numbers(rk_json *o, const rk_options *opt, const rk_backend *be);
+void rk_cli_set_numbers(rk_json *o, rk_engine *e);
 
 /* The policy of a run: full where the cache is kept whole; and the one that the options name even
  * so, for commands that cut at levels of their own. */

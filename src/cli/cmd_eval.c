@@ -217,7 +217,7 @@ static rk_status split_budgets(rk_eval *v) {
 static uint64_t hash_job(rk_eval *v) {
     rk_hash_state *h = &v->job_hash;
     const char    *numerics = rk_engine_backend(v->e)->numerics;
-    const char    *form = rk_cli_weights_form(v->c->o, rk_engine_backend(v->e));
+    const char    *form = rk_cli_weights_form(v->e);
     uint64_t       u[] = {rk_engine_weights_hash(v->e), v->c->o->seed};
     rk_hash_add(h, v->task->name, strlen(v->task->name));
     rk_hash_add(h, numerics, strlen(numerics));
@@ -244,7 +244,7 @@ static rk_engine_config engine_config(const rk_eval *v) {
                              .max_prompt = v->max_prompt,
                              .max_new = v->max_new,
                              .select = v->observe,
-                             .native = rk_cli_native(o),
+                             .native = rk_cli_native(o, v->w),
                              .hash_weights = true,
                              .quiet = v->index != 0};
     if (v->max_response) {
@@ -346,7 +346,7 @@ static rk_status finish(rk_eval *v, records *r, double seconds) {
     if (st == RK_OK && v->c->o->json) {
         rk_json_set_int(out, "items", v->n_items);
         rk_json_set_num(out, "run_s", seconds);
-        rk_cli_set_numbers(out, v->c->o, rk_engine_backend(v->e));
+        rk_cli_set_numbers(out, v->e);
         rk_json_set(out, "stages", rk_cli_stages(v->e));
         rk_cli_print_json(out);
     } else {

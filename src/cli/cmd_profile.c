@@ -86,7 +86,7 @@ static rk_engine_config engine_config(const profiling *g) {
                               .max_response = o->response,
                               .select = rk_cli_select(o),
                               .hash_weights = true,
-                              .native = rk_cli_native(o),
+                              .native = rk_cli_native(o, g->w),
                               .quiet = g->index != 0};
 }
 
@@ -171,7 +171,7 @@ static rk_status describe(profiling *g) {
     snprintf(p->backend, sizeof p->backend, "%s", o->backend);
     snprintf(p->dtype, sizeof p->dtype, "%s", dtype);
     snprintf(p->numerics, sizeof p->numerics, "%s", be->numerics);
-    snprintf(p->weights, sizeof p->weights, "%s", rk_cli_weights_form(o, be));
+    snprintf(p->weights, sizeof p->weights, "%s", rk_cli_weights_form(g->e));
     snprintf(p->signal, sizeof p->signal, "%s", o->signal);
     snprintf(p->version, sizeof p->version, "%s", RK_VERSION);
     return command_line(g->c, &p->command);
@@ -197,7 +197,7 @@ static void show_json(const profiling *g) {
     rk_json_set_int(o, "skipped", g->calibration.n_skipped);
     rk_json_set_int(o, "resumed", g->cost.n_resumed);
     rk_json_set_str(o, "output", g->c->o->output);
-    rk_cli_set_numbers(o, g->c->o, rk_engine_backend(g->e));
+    rk_cli_set_numbers(o, g->e);
     rk_json_set(o, "stages", rk_cli_stages(g->e));
     rk_cli_print_json(o);
 }

@@ -84,22 +84,26 @@ rk_status rk_cli_path(rk_cli *c, rk_engine_config *cfg) {
     return rk_cli_phase(c, st);
 }
 
-bool rk_cli_native(const rk_options *o) { return o->weights && strcmp(o->weights, "native") == 0; }
+bool rk_cli_native(const rk_options *o, const rk_weights *w) {
+    if (o->weights) return strcmp(o->weights, "native") == 0;
+    return strcmp(o->backend, "cpu") == 0 && rk_quant_of_name(rk_weights_dtype(w)) != RK_QUANT_NONE;
+}
 
 rk_status rk_cli_check_weights(const rk_options *o, const rk_weights *w) {
-    if (!rk_cli_native(o) || rk_quant_of_name(rk_weights_dtype(w)) != RK_QUANT_NONE) return RK_OK;
+    if (!rk_cli_native(o, w) || rk_quant_of_name(rk_weights_dtype(w)) != RK_QUANT_NONE) return RK_OK;
     return RK_FAIL(RK_E_USAGE, "--weights native: %s holds %s, which is not quantised; use --weights bf16",
                    o->model, rk_weights_dtype(w));
 }
 
-const char *rk_cli_weights_form(const rk_options *o, const rk_backend *be) {
-    return rk_cli_native(o) ? "native" : rk_dtype_name(be->weight_dtype);
+const char *rk_cli_weights_form(rk_engine *e) {
+    return rk_engine_native(e) ? "native" : rk_dtype_name(rk_engine_backend(e)->weight_dtype);
 }
 
-void rk_cli_set_numbers(rk_json *o, const rk_options *opt, const rk_backend *be) {
+void rk_cli_set_numbers(rk_json *o, rk_engine *e) {
+    const rk_backend *be = rk_engine_backend(e);
     rk_json_set_str(o, "backend", be->ops->name);
     rk_json_set_str(o, "numerics", be->numerics);
-    rk_json_set_str(o, "weights", rk_cli_weights_form(opt, be));
+    rk_json_set_str(o, "weights", rk_cli_weights_form(e));
     rk_json_set_str(o, "path", be->path);
 }
 

@@ -55,7 +55,7 @@ const rk_option_row rk_option_rows[RK_OPTS] = {
         0, 0, false, AT(numerics), G_RUN},
     [RK_OPT_WEIGHTS] = {"weights", RK_OPTION_CHOICE, RUNS, 0, NULL, "bf16|native", NULL, NULL,
         "form of the weights in memory on the cpu backend; native: quantised types of a GGUF file "
-        "stay, and new tokens are made with int8 activations", 0, 0, false, AT(weights), G_RUN},
+        "stay, and new tokens are made with int8 activations; default native where there are any", 0, 0, false, AT(weights), G_RUN},
     [RK_OPT_THREADS] = {"threads", RK_OPTION_INT, RUNS, 0, "N", NULL, "0", NULL,
         "threads of each rank; 0: this rank's share of the cores", 0, 4096, false, AT(threads),
         G_RUN},
