@@ -75,6 +75,13 @@ typedef struct rk_attn_shape {
     float scale;                         /* 1 / sqrt(d) */
 } rk_attn_shape;
 
+/* Of one row of logits beside its reference. */
+typedef struct rk_row_score {
+    double kl;   /* KL(softmax(ref) || softmax(row)) in nats; equal rows give 0 */
+    double nll;  /* -log of the row's probability of the token that follows; 0 where unknown */
+    double same; /* 1 where both rows have the same likeliest token (ties: the lower id), else 0 */
+} rk_row_score;
+
 typedef struct rk_backend_ops {
     const char *name;
 
@@ -144,10 +151,11 @@ typedef struct rk_backend_ops {
                             uint64_t seed, uint32_t layer, uint32_t kv_head, uint32_t sample,
                             uint32_t draw, const rk_span *dst);
 
-    /* out[i] = KL(softmax(ref[i % n_ref]) || softmax(pert[i])) in nats, f64.
-     * Shapes: ref dev f32 [n_ref][V], pert dev f32 [n][V], out dev f64 [n]; equal rows give 0 */
-    rk_status (*kl_rows)(rk_backend *be, const float *ref, int n_ref, const float *pert, int n,
-                         int n_vocab, double *out);
+    /* How rows of logits compare with reference rows, in f64.
+     * Shapes: ref dev f32 [n_ref][V], rows dev f32 [n][V], row i against ref[i % n_ref]; next host
+     *         i32 [n_ref], token ids that follow (-1: unknown), or NULL; out dev [n] */
+    rk_status (*score_rows)(rk_backend *be, const float *ref, int n_ref, const float *rows, int n,
+                            int n_vocab, const int32_t *next, rk_row_score *out);
 } rk_backend_ops;
 
 struct rk_backend {

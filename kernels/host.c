@@ -236,58 +236,68 @@ rk_status rk_host_kv_gather(rk_backend *be, int head_dim, const rk_span *chain, 
     return RK_OK;
 }
 
-/* ---- divergence ---- */
+/* ---- rows of logits beside their reference ---- */
 
-typedef struct kl_job {
-    const float *ref, *pert;
-    int          n_ref, n, V;
-    double      *p, *log_ref; /* [n_ref][V] probabilities, [n_ref] log of the normaliser */
-    double      *out;
-} kl_job;
+typedef struct score_job {
+    const float   *ref, *rows;
+    int            n_ref, n, V;
+    const int32_t *next;
+    double        *p, *log_ref; /* [n_ref][V] probabilities, [n_ref] log of the normaliser */
+    rk_row_score  *out;
+} score_job;
 
-static double log_normaliser(const float *row, int V) {
-    double max = -INFINITY, sum = 0;
-    for (int i = 0; i < V; i++)
-        if (row[i] > max) max = row[i];
+/* log sum exp of a row; *top is the index of its largest value. */
+static double log_normaliser(const float *row, int V, int *top) {
+    double sum = 0;
+    *top = 0;
+    for (int i = 1; i < V; i++)
+        if (row[i] > row[*top]) *top = i;
+    double max = row[*top];
     for (int i = 0; i < V; i++) sum += exp((double)row[i] - max);
     return max + log(sum);
 }
 
-static void kl_ref_part(void *arg, int piece, int n_pieces, int thread) {
-    kl_job *j = arg;
-    int64_t begin, end;
+static void score_ref_part(void *arg, int piece, int n_pieces, int thread) {
+    score_job *j = arg;
+    int64_t    begin, end;
+    int        top;
     (void)thread;
     rk_pool_share(j->n_ref, piece, n_pieces, &begin, &end);
     for (int64_t r = begin; r < end; r++) {
         const float *row = j->ref + r * j->V;
-        j->log_ref[r] = log_normaliser(row, j->V);
+        j->log_ref[r] = log_normaliser(row, j->V, &top);
         for (int i = 0; i < j->V; i++) j->p[r * j->V + i] = exp((double)row[i] - j->log_ref[r]);
     }
 }
 
-static void kl_part(void *arg, int piece, int n_pieces, int thread) {
-    kl_job *j = arg;
-    int64_t begin, end;
+static void score_part(void *arg, int piece, int n_pieces, int thread) {
+    score_job *j = arg;
+    int64_t    begin, end;
     (void)thread;
     rk_pool_share(j->n, piece, n_pieces, &begin, &end);
     for (int64_t r = begin; r < end; r++) {
         int64_t       q = r % j->n_ref;
-        const float  *a = j->ref + q * j->V, *b = j->pert + r * j->V;
+        const float  *a = j->ref + q * j->V, *b = j->rows + r * j->V;
         const double *p = j->p + q * j->V;
-        double        la = j->log_ref[q], lb = log_normaliser(b, j->V), kl = 0;
+        int           top, top_ref = 0;
+        double        la = j->log_ref[q], lb = log_normaliser(b, j->V, &top), kl = 0;
+        for (int i = 1; i < j->V; i++)
+            if (a[i] > a[top_ref]) top_ref = i;
         for (int i = 0; i < j->V; i++) kl += p[i] * (((double)a[i] - la) - ((double)b[i] - lb));
-        j->out[r] = kl;
+        int32_t next = j->next ? j->next[q] : -1;
+        j->out[r] = (rk_row_score){
+            .kl = kl, .nll = next < 0 ? 0 : lb - (double)b[next], .same = top == top_ref};
     }
 }
 
-rk_status rk_host_kl_rows(rk_backend *be, const float *ref, int n_ref, const float *pert, int n,
-                          int n_vocab, double *out) {
+rk_status rk_host_score_rows(rk_backend *be, const float *ref, int n_ref, const float *rows, int n,
+                             int n_vocab, const int32_t *next, rk_row_score *out) {
     rk_host *h = rk_host_of(be);
     void    *p = NULL;
     RK_TRY(rk_host_scratch(h, 0, n_ref * ((int64_t)n_vocab + 1) * (int64_t)sizeof(double), &p));
-    kl_job j = {.ref = ref, .pert = pert, .n_ref = n_ref, .n = n, .V = n_vocab, .p = p,
-                .log_ref = (double *)p + (int64_t)n_ref * n_vocab, .out = out};
-    rk_pool_run(h->pool, n_ref, kl_ref_part, &j);
-    rk_pool_run(h->pool, n, kl_part, &j);
+    score_job j = {.ref = ref, .rows = rows, .n_ref = n_ref, .n = n, .V = n_vocab, .next = next,
+                   .p = p, .log_ref = (double *)p + (int64_t)n_ref * n_vocab, .out = out};
+    rk_pool_run(h->pool, n_ref, score_ref_part, &j);
+    rk_pool_run(h->pool, n, score_part, &j);
     return RK_OK;
 }

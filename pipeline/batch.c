@@ -16,7 +16,10 @@ typedef struct live {
 typedef struct run {
     rk_engine              *e;
     const rk_batch_options *o;
-    const rk_request       *req;
+    const rk_request       *req;   /* [n], or the one request of a sweep */
+    bool                    sweep;
+    uint64_t                stream; /* of a sweep */
+    int                     base;   /* first sequence that answers: 1 in a sweep */
     rk_completion          *out;
     int                     n, next_done;
     bool                   *finished; /* [n] */
@@ -31,14 +34,18 @@ void rk_completion_free(rk_completion *c) {
     *c = (rk_completion){0};
 }
 
+static const rk_request *request_of(const run *u, int index) {
+    return &u->req[u->sweep ? 0 : index];
+}
+
 static rk_draw draw_of(const run *u, int seq) {
     const live       *v = &u->live[seq];
-    const rk_request *q = &u->req[v->index];
+    const rk_request *q = request_of(u, v->index);
     return (rk_draw){.seq = seq,
                      .token = v->last,
                      .sampler = q->sampler,
                      .n_usable = u->o->n_usable,
-                     .stream = (uint64_t)v->index,
+                     .stream = u->sweep ? u->stream : (uint64_t)v->index,
                      .step = (uint64_t)u->out[v->index].n_new};
 }
 
@@ -59,7 +66,7 @@ static rk_status finish(run *u, int seq, bool stopped) {
 
 static rk_status accept(run *u, int seq, const rk_drawn *d) {
     live             *v = &u->live[seq];
-    const rk_request *q = &u->req[v->index];
+    const rk_request *q = request_of(u, v->index);
     rk_completion    *c = &u->out[v->index];
     if (c->n_new == 0) {
         v->first_s = rk_now_s();
@@ -80,18 +87,23 @@ static rk_status accept(run *u, int seq, const rk_drawn *d) {
     return stopped || c->n_new >= q->max_new ? finish(u, seq, stopped) : RK_OK;
 }
 
+/* Put a request into the table of the living, with room for its answer. */
+static rk_status admit(run *u, int seq, int index) {
+    live             *v = &u->live[seq];
+    const rk_request *q = request_of(u, index);
+    rk_completion    *c = &u->out[index];
+    *v = (live){.index = index, .first = -1, .stored = -1, .start_s = rk_now_s(),
+                .last = q->tokens[q->n_tokens - 1]};
+    RK_TRY(rk_mem_alloc_to(q->max_new, sizeof(int32_t), "new tokens", &c->tokens));
+    return rk_mem_alloc_to(rk_engine_model(u->e)->n_layers, sizeof(int32_t), "stored tokens",
+                           &c->kv_tokens);
+}
+
 static rk_status begin(run *u, int seq, int index) {
     live             *v = &u->live[seq];
     const rk_request *q = &u->req[index];
-    rk_completion    *c = &u->out[index];
     bool              late = u->o->first_compressed && q->n_tokens > 1;
-    void             *p;
-    *v = (live){.index = index, .first = -1, .stored = -1, .start_s = rk_now_s(),
-                .last = q->tokens[q->n_tokens - 1]};
-    RK_TRY(rk_mem_alloc(q->max_new, sizeof(int32_t), "new tokens", &p));
-    c->tokens = p;
-    RK_TRY(rk_mem_alloc(rk_engine_model(u->e)->n_layers, sizeof(int32_t), "stored tokens", &p));
-    c->kv_tokens = p;
+    RK_TRY(admit(u, seq, index));
     rk_draw d = draw_of(u, seq);
     RK_TRY(rk_engine_prefill(u->e, seq, q->tokens, q->n_tokens - late, q->max_new, q->budget,
                              late ? NULL : &d, &v->first));
@@ -110,7 +122,8 @@ static rk_status settle(run *u, int seq) {
     return have ? accept(u, seq, &d) : RK_OK;
 }
 
-/* Decode all live sequences in micro-batches; sequence s belongs to micro-batch s % m. */
+/* Decode sequences base .. base + n_live - 1 in micro-batches; the one at place s belongs to
+ * micro-batch s % m. */
 static rk_status decode(run *u, int n_live) {
     int m = rk_engine_stages(u->e) < n_live ? rk_engine_stages(u->e) : n_live;
     void *p;
@@ -124,12 +137,12 @@ static rk_status decode(run *u, int n_live) {
             int n = 0;
             if (t[k] >= 0) {
                 RK_TRY_OUT(st, rk_engine_result(u->e, t[k], u->drawn));
-                for (int s = k; s < n_live; s += m)
+                for (int s = u->base + k; s < u->base + n_live; s += m)
                     if (!u->live[s].done) RK_TRY_OUT(st, accept(u, s, &u->drawn[n++]));
                 t[k] = -1;
             }
             n = 0;
-            for (int s = k; s < n_live; s += m)
+            for (int s = u->base + k; s < u->base + n_live; s += m)
                 if (!u->live[s].done) u->draws[n++] = draw_of(u, s);
             if (n) RK_TRY_OUT(st, rk_engine_decode(u->e, u->draws, n, &t[k]));
             busy = busy || n > 0;
@@ -153,29 +166,74 @@ static rk_status run_groups(run *u, int max_alive) {
     return RK_OK;
 }
 
+/* Tables for as many sequences as the engine has; in any case freed by close_run. */
+static rk_status open_run(run *u) {
+    int alive = rk_engine_max_sequences(u->e);
+    for (int i = 0; i < u->n; i++) {
+        u->out[i] = (rk_completion){0};
+        if (request_of(u, i)->max_new < 1) return RK_FAIL(RK_E_BUG, "request %d wants no tokens", i);
+    }
+    RK_TRY(rk_mem_alloc_to(u->n, sizeof(bool), "batch", &u->finished));
+    RK_TRY(rk_mem_alloc_to(alive, sizeof(live), "batch", &u->live));
+    RK_TRY(rk_mem_alloc_to(alive, sizeof(rk_draw), "batch", &u->draws));
+    return rk_mem_alloc_to(alive, sizeof(rk_drawn), "batch", &u->drawn);
+}
+
+static void close_run(run *u) {
+    rk_mem_free(u->finished);
+    rk_mem_free(u->live);
+    rk_mem_free(u->draws);
+    rk_mem_free(u->drawn);
+}
+
 rk_status rk_batch_run(rk_engine *e, const rk_batch_options *o, const rk_request *req, int n,
                        rk_completion *out) {
     run       u = {.e = e, .o = o, .req = req, .out = out, .n = n};
-    int       alive = rk_engine_max_sequences(e);
-    void     *a = NULL, *b = NULL, *c = NULL, *d = NULL;
-    rk_status st;
+    rk_status st = open_run(&u);
+    if (st == RK_OK) st = run_groups(&u, rk_engine_max_sequences(e));
+    close_run(&u);
+    return st == RK_OK ? st : rk_err_via(st, __FILE__, __LINE__, __func__);
+}
+
+/* Forks of the prompt in sequence 0 for cuts [at, at + n), and their answers. */
+static rk_status sweep_wave(run *u, const rk_cut *cut, int at, int n, const rk_drawn *first,
+                            double prefill_s) {
+    const rk_request *q = u->req;
     for (int i = 0; i < n; i++) {
-        out[i] = (rk_completion){0};
-        if (req[i].max_new < 1) return RK_FAIL(RK_E_BUG, "request %d wants no tokens", i);
+        int            seq = u->base + i;
+        rk_completion *c = &u->out[at + i];
+        RK_TRY(admit(u, seq, at + i));
+        RK_TRY(rk_engine_fork(u->e, 0, seq, &cut[at + i].select, cut[at + i].budget, q->max_new,
+                              c->kv_tokens, &c->kv_bytes));
+        u->live[seq].start_s -= prefill_s;
+        c->prefill_s = rk_now_s() - u->live[seq].start_s;
     }
-    RK_TRY_OUT(st, rk_mem_alloc(n, sizeof(bool), "batch", &a));
-    RK_TRY_OUT(st, rk_mem_alloc(alive, sizeof(live), "batch", &b));
-    RK_TRY_OUT(st, rk_mem_alloc(alive, sizeof(rk_draw), "batch", &c));
-    RK_TRY_OUT(st, rk_mem_alloc(alive, sizeof(rk_drawn), "batch", &d));
-    u.finished = a;
-    u.live = b;
-    u.draws = c;
-    u.drawn = d;
-    st = run_groups(&u, alive);
-out:
-    rk_mem_free(a);
-    rk_mem_free(b);
-    rk_mem_free(c);
-    rk_mem_free(d);
-    return st;
+    for (int i = 0; first && i < n; i++) RK_TRY(accept(u, u->base + i, first));
+    return decode(u, n);
+}
+
+static rk_status sweep(run *u, const rk_cut *cut, int n) {
+    const rk_request *q = u->req;
+    bool              late = u->o->first_compressed && q->n_tokens > 1;
+    int               wave = rk_engine_max_sequences(u->e) - 1;
+    rk_ticket         t;
+    rk_drawn          first;
+    rk_draw d = {.seq = 0, .sampler = q->sampler, .n_usable = u->o->n_usable, .stream = u->stream};
+    double  start = rk_now_s();
+    if (wave < 1) return RK_FAIL(RK_E_BUG, "a sweep wants two sequences");
+    RK_TRY(rk_engine_prefill(u->e, 0, q->tokens, q->n_tokens - late, 0, NULL, late ? NULL : &d, &t));
+    if (!late) RK_TRY(rk_engine_result(u->e, t, &first));
+    double prefill_s = rk_now_s() - start;
+    for (int at = 0; at < n; at += wave)
+        RK_TRY(sweep_wave(u, cut, at, n - at < wave ? n - at : wave, late ? NULL : &first, prefill_s));
+    return rk_engine_free(u->e, 0);
+}
+
+rk_status rk_batch_sweep(rk_engine *e, const rk_batch_options *o, const rk_request *req,
+                         uint64_t stream, const rk_cut *cut, int n, rk_completion *out) {
+    run u = {.e = e, .o = o, .req = req, .out = out, .n = n, .sweep = true, .stream = stream, .base = 1};
+    rk_status st = open_run(&u);
+    if (st == RK_OK) st = sweep(&u, cut, n);
+    close_run(&u);
+    return st == RK_OK ? st : rk_err_via(st, __FILE__, __LINE__, __func__);
 }

@@ -46,3 +46,17 @@ typedef struct rk_batch_options {
 rk_status rk_batch_run(rk_engine *e, const rk_batch_options *o, const rk_request *req, int n,
                        rk_completion *out);
 void      rk_completion_free(rk_completion *c);
+
+/* One way to cut a prompt's cache. */
+typedef struct rk_cut {
+    rk_select_params select;
+    const int32_t   *budget; /* [L], or NULL: all kept; borrowed */
+} rk_cut;
+
+/* One prompt under n cuts of its cache: prefilled once, forked for each, decoded together, as many at
+ * once as the engine has sequences besides the prompt's own (at least 2 in all). Each answer is what
+ * rk_batch_run would give under that cut alone; the random numbers of all are those of stream.
+ * req->budget is not read. ttft_s and prefill_s count the one prefill and the own fork.
+ * Shapes: cut [n], out [n] (zeroed by the call; free with rk_completion_free) */
+rk_status rk_batch_sweep(rk_engine *e, const rk_batch_options *o, const rk_request *req,
+                         uint64_t stream, const rk_cut *cut, int n, rk_completion *out);

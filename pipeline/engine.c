@@ -194,6 +194,7 @@ void rk_engine_close(rk_engine *e) {
 
 const rk_config      *rk_engine_model(const rk_engine *e) { return rk_weights_config(e->weights); }
 rk_backend           *rk_engine_backend(rk_engine *e) { return e->be; }
+bool                  rk_engine_native(const rk_engine *e) { return e->cfg.native; }
 int                   rk_engine_stages(const rk_engine *e) { return e->P; }
 int                   rk_engine_max_sequences(const rk_engine *e) { return e->cfg.max_sequences; }
 const int            *rk_engine_partition(const rk_engine *e) { return e->begin; }

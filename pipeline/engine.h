@@ -16,6 +16,7 @@
 #include "core/weights.h"
 #include "kernels/backend.h"
 #include "pipeline/comm.h"
+#include "pipeline/variant.h"
 
 typedef struct rk_engine rk_engine;
 
@@ -64,6 +65,7 @@ rk_status rk_engine_stop(rk_engine *e);
 
 const rk_config *rk_engine_model(const rk_engine *e);
 rk_backend      *rk_engine_backend(rk_engine *e);
+bool             rk_engine_native(const rk_engine *e); /* of the configuration */
 int              rk_engine_stages(const rk_engine *e);
 int              rk_engine_max_sequences(const rk_engine *e);
 const int       *rk_engine_partition(const rk_engine *e); /* [P + 1] */
@@ -103,26 +105,28 @@ rk_status rk_engine_compress_post(rk_engine *e, int seq, rk_ticket *ticket);
 rk_status rk_engine_compress_take(rk_engine *e, rk_ticket ticket, int32_t *stored,
                                   int64_t *kv_bytes);
 
+/* Leader. Make the free sequence `to` what compressing the prefilled sequence `from` by this policy
+ * and these budgets would leave; `from` keeps its whole cache, so that many configurations share one
+ * prefill. What the policy observes must be within the engine's own (select of the configuration).
+ * Shapes: budget [L] (NULL: a copy); stored, kv_bytes as of rk_engine_compress
+ * Errors: RK_E_MEM; RK_E_BUG */
+rk_status rk_engine_fork(rk_engine *e, int from, int to, const rk_select_params *select,
+                         const int32_t *budget, int64_t n_new, int32_t *stored, int64_t *kv_bytes);
+
 /* Leader. One new row for each of n sequences; result: n rk_drawn in order. */
 rk_status rk_engine_decode(rk_engine *e, const rk_draw *draws, int n, rk_ticket *ticket);
 
 /* Leader. Wait for a slot's drawn tokens. out [n] of the slot (1 for a prefill). */
 rk_status rk_engine_result(rk_engine *e, rk_ticket ticket, rk_drawn *out);
 
-/* A perturbation of one layer's cached prompt values. */
-typedef struct rk_variant {
-    int32_t layer;
-    float   epsilon;
-    int32_t sample, draw; /* of the noise counter */
-} rk_variant;
-
 /* Leader. Teacher-forced measurement over a prefilled sequence: T response rows as reference and as
- * n variants, variants ascending by layer, in waves under row_cap. The sequence's cache is not
- * changed. Waits for the result.
- * Shapes: kl [n] out, nats, mean over the T rows; *ref_hash (may be NULL) XXH64 of the reference's
- *         logits rows */
+ * n variants, variants ascending by layer, in waves under row_cap. No sequence is changed. Waits
+ * for the result.
+ * Shapes: out [n]; *reference (may be NULL) its nll, kl 0, agreement 1; *ref_hash (may be NULL)
+ *         XXH64 of the reference's logits rows */
 rk_status rk_engine_measure(rk_engine *e, int seq, const int32_t *response, int T, uint64_t seed,
-                            const rk_variant *variants, int n, double *kl, uint64_t *ref_hash);
+                            const rk_variant *variants, int n, rk_measured *out,
+                            rk_measured *reference, uint64_t *ref_hash);
 
 /* Leader, for tests and evaluation: rows of logits. Feeds n tokens to a sequence as plain rows in
  * one slot per chunk (prefill when the sequence is fresh: n_prompt = n; else appended at the true

@@ -60,7 +60,8 @@ static rk_status submit(rk_engine *e, rk_record *r, int n_parts, int64_t part_by
     void       *p;
     RK_ASSERT(e->me == 0 && !e->stopped);
     r->head.step = e->n_slots;
-    bool all = n_parts > 1 || r->head.kind == RK_SLOT_COMPRESS || r->head.kind == RK_SLOT_STOP;
+    bool all = r->head.kind == RK_SLOT_COMPRESS || r->head.kind == RK_SLOT_MEASURE ||
+               r->head.kind == RK_SLOT_STOP; /* every stage returns a part */
     r->head.back_bytes = all ? 0 : part_bytes;
     r->head.stat_bytes = all ? part_bytes : 0;
     if (part_bytes) RK_TRY(open_pending(e, n_parts, part_bytes, &pend));
@@ -143,10 +144,30 @@ static int64_t stored_bytes(const rk_engine *e) {
 }
 
 rk_status rk_engine_compress_post(rk_engine *e, int seq, rk_ticket *ticket) {
-    rk_record_set set = {.seq = seq};
-    rk_record     r = {.head = {.kind = RK_SLOT_COMPRESS, .n_sets = 1}, .sets = &set};
+    rk_record_set set = {.seq = seq, .target = seq};
+    rk_record     r = {.head = {.kind = RK_SLOT_COMPRESS, .n_sets = 1, .select = e->cfg.select},
+                       .sets = &set};
     RK_TRY(check_seq(e, seq, true));
     return submit(e, &r, e->P, stored_bytes(e), ticket);
+}
+
+rk_status rk_engine_fork(rk_engine *e, int from, int to, const rk_select_params *select,
+                         const int32_t *budget, int64_t n_new, int32_t *stored, int64_t *kv_bytes) {
+    rk_ticket     t;
+    rk_record_set set = {.seq = from, .target = to, .n_new = n_new};
+    rk_record     r = {.head = {.kind = RK_SLOT_COMPRESS,
+                                .n_sets = 1,
+                                .n_budget = budget ? rk_engine_model(e)->n_layers : 0,
+                                .select = *select},
+                       .sets = &set,
+                       .budget = budget};
+    RK_TRY(check_seq(e, from, true));
+    RK_TRY(check_seq(e, to, false));
+    RK_TRY(rk_select_check(select));
+    RK_TRY(submit(e, &r, e->P, stored_bytes(e), &t));
+    e->n_prompt[to] = e->n_prompt[from];
+    e->n_seen[to] = e->n_seen[from];
+    return rk_engine_compress_take(e, t, stored, kv_bytes);
 }
 
 rk_status rk_engine_compress_take(rk_engine *e, rk_ticket ticket, int32_t *stored,
@@ -212,56 +233,83 @@ rk_status rk_engine_result(rk_engine *e, rk_ticket ticket, rk_drawn *out) {
     return RK_OK;
 }
 
-static rk_status measure_wave(rk_engine *e, int seq, const int32_t *response, int T, uint64_t seed,
-                              const rk_variant *variants, int n, double *kl, uint64_t *hash) {
-    void         *buf;
-    rk_status     st;
-    rk_ticket     t;
-    rk_pending   *p;
-    rk_record_set set = {.seq = seq, .n_rows = T, .pos0 = e->n_seen[seq]};
+/* One slot of variants; every stage returns what it knows of each, the rest 0. */
+static rk_status measure_wave(rk_engine *e, rk_record *r, const rk_variant *variants, int n,
+                              rk_measured *out, rk_measured *reference, uint64_t *hash) {
+    void       *buf;
+    rk_status   st;
+    rk_ticket   t;
+    rk_pending *p;
+    int64_t     bytes = rk_stage_measured_bytes(n);
     RK_TRY(rk_mem_alloc(n + 1, sizeof(rk_record_fork), "forks", &buf));
     rk_record_fork *f = buf;
     for (int i = 0; i < n; i++)
-        f[i] = (rk_record_fork){.layer = variants[i].layer,
+        f[i] = (rk_record_fork){.kind = variants[i].kind,
+                                .layer = variants[i].layer,
                                 .sample = variants[i].sample,
                                 .draw = variants[i].draw,
-                                .epsilon = variants[i].epsilon};
-    rk_record r = {.head = {.kind = RK_SLOT_MEASURE,
-                            .rows_kind = RK_ROWS_EXACT,
-                            .n_rows = T,
-                            .n_sets = 1,
-                            .n_forks = n,
-                            .seed = seed},
-                   .sets = &set,
-                   .forks = f,
-                   .tokens = response};
-    RK_TRY_OUT(st, submit(e, &r, 1, (n + 1) * (int64_t)sizeof(double), &t));
+                                .epsilon = variants[i].epsilon,
+                                .budget = variants[i].budget,
+                                .seq = variants[i].seq};
+    r->head.n_forks = n;
+    r->forks = f;
+    RK_TRY_OUT(st, submit(e, r, e->P, bytes, &t));
     RK_TRY_OUT(st, take(e, t, &p));
-    memcpy(kl, p->data, (size_t)n * sizeof *kl);
-    memcpy(hash, p->data + n * (int64_t)sizeof(double), sizeof *hash);
+    memset(out, 0, (size_t)n * sizeof *out);
+    for (int k = 0; k < e->P; k++) {
+        const rk_stage_measured *m = (const void *)(p->data + k * bytes);
+        for (int i = 0; i < n; i++) {
+            out[i].kl += m->variant[i].kl;
+            out[i].agreement += m->variant[i].agreement;
+            out[i].nll += m->variant[i].nll;
+            out[i].local += m->variant[i].local;
+        }
+        if (k == e->P - 1) *reference = m->reference, *hash = m->ref_hash;
+    }
     drop_pending(e, p);
 out:
     rk_mem_free(buf);
     return st;
 }
 
+static rk_status check_variants(const rk_engine *e, int seq, const rk_variant *v, int n) {
+    for (int i = 0; i < n; i++) {
+        if (v[i].layer < (i ? v[i - 1].layer : 0) || v[i].layer >= rk_engine_model(e)->n_layers)
+            return RK_FAIL(RK_E_BUG, "variant %d of layer %d is out of order", i, v[i].layer);
+        if (v[i].kind != RK_VARIANT_SEQUENCE) continue;
+        RK_TRY(check_seq(e, v[i].seq, true));
+        if (v[i].layer != 0 || e->n_seen[v[i].seq] != e->n_seen[seq])
+            return RK_FAIL(RK_E_BUG, "variant %d: sequence %d is not a fork of %d", i, v[i].seq, seq);
+    }
+    return RK_OK;
+}
+
 rk_status rk_engine_measure(rk_engine *e, int seq, const int32_t *response, int T, uint64_t seed,
-                            const rk_variant *variants, int n, double *kl, uint64_t *ref_hash) {
+                            const rk_variant *variants, int n, rk_measured *out,
+                            rk_measured *reference, uint64_t *ref_hash) {
     RK_TRY(check_seq(e, seq, true));
     int64_t per_wave = T > 0 ? e->cfg.row_cap / T - 1 : 0;
     if (T < 1 || T > e->cfg.max_response || per_wave < 1)
         return RK_FAIL(RK_E_BUG, "measurement of %d response rows; the engine was opened for %lld rows "
                        "of at most %lld", T, (long long)e->cfg.row_cap,
                        (long long)e->cfg.max_response);
-    for (int i = 0; i < n; i++)
-        if (variants[i].layer < (i ? variants[i - 1].layer : 0) ||
-            variants[i].layer >= rk_engine_model(e)->n_layers)
-            return RK_FAIL(RK_E_BUG, "variant %d of layer %d is out of order", i, variants[i].layer);
+    RK_TRY(check_variants(e, seq, variants, n));
     for (int at = 0; at < n || at == 0; at += (int)per_wave) {
-        int      m = n - at < per_wave ? n - at : (int)per_wave;
-        uint64_t hash = 0;
-        RK_TRY(measure_wave(e, seq, response, T, seed, variants + at, m, kl + at, &hash));
-        if (ref_hash) *ref_hash = hash; /* the same in every wave */
+        int           m = n - at < per_wave ? n - at : (int)per_wave;
+        uint64_t      hash = 0;
+        rk_measured   ref;
+        rk_record_set set = {.seq = seq, .n_rows = T, .pos0 = e->n_seen[seq]};
+        rk_record     r = {.head = {.kind = RK_SLOT_MEASURE,
+                                    .rows_kind = RK_ROWS_EXACT,
+                                    .n_rows = T,
+                                    .n_sets = 1,
+                                    .seed = seed,
+                                    .select = e->cfg.select},
+                           .sets = &set,
+                           .tokens = response};
+        RK_TRY(measure_wave(e, &r, variants + at, m, out + at, &ref, &hash));
+        if (reference) *reference = ref; /* the same in every wave */
+        if (ref_hash) *ref_hash = hash;
     }
     return RK_OK;
 }
@@ -320,7 +368,7 @@ rk_status rk_engine_free(rk_engine *e, int seq) {
 
 rk_status rk_engine_stop(rk_engine *e) {
     rk_record   r = {.head = {.kind = RK_SLOT_STOP}};
-    rk_ticket   t;
+    rk_ticket   t = -1;
     rk_pending *p;
     RK_TRY(submit(e, &r, e->P, (int64_t)sizeof(rk_stage_stats), &t));
     RK_TRY(take(e, t, &p));

@@ -5,18 +5,22 @@
  * machine: native byte order. */
 #pragma once
 #include "core/sampler.h"
+#include "core/select.h"
 #include "kernels/backend.h"
 #include "pipeline/schedule.h"
+#include "pipeline/variant.h"
 
 typedef struct rk_record_set {
-    int32_t seq, row0, n_rows, reserved;
+    int32_t seq, row0, n_rows;
+    int32_t target;          /* of a compression: the sequence that gets its result; else unused */
     int64_t pos0;            /* position of the first row */
-    int64_t n_prompt, n_new; /* of the sequence, valid where pos0 is 0 */
+    int64_t n_prompt, n_new; /* of the sequence, valid where pos0 is 0; n_new also of a target */
 } rk_record_set;
 
-typedef struct rk_record_fork {
-    int32_t layer, sample, draw;
+typedef struct rk_record_fork { /* rk_variant */
+    int32_t kind, layer, sample, draw;
     float   epsilon;
+    int32_t budget, seq, reserved;
 } rk_record_fork;
 
 typedef struct rk_record_draw {
@@ -33,6 +37,7 @@ typedef struct rk_record_head {
     int32_t  n_rows, n_sets, n_forks, n_draws, n_want, n_budget;
     int64_t  back_bytes, stat_bytes;
     uint64_t seed;           /* of the noise */
+    rk_select_params select; /* of compressions, and of variants that compress */
 } rk_record_head;
 
 /* A record in the form that code uses; arrays point into the message or to the maker's memory. */

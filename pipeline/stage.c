@@ -17,18 +17,6 @@ rk_status rk_stage_dev(rk_stage *s, int64_t bytes, const char *what, void *slot)
     return RK_OK;
 }
 
-static rk_status open_selection(rk_stage *s) {
-    const rk_config *c = &s->cfg;
-    int64_t layers = s->spec.layer_end - s->spec.layer_begin, f = (int64_t)sizeof(float);
-    s->qwin_stride = (int64_t)s->spec.select.window * c->n_heads * c->head_dim;
-    if (!rk_select_needs_scores(&s->spec.select)) return RK_OK;
-    RK_TRY(rk_stage_dev(s, layers * s->spec.max_sequences * s->qwin_stride * f, "window queries",
-                        &s->qwin));
-    RK_TRY(rk_stage_dev(s, c->n_heads * s->spec.max_prompt * f, "window mass", &s->mass));
-    RK_TRY(rk_mem_alloc_to(c->n_heads * s->spec.max_prompt, f, "window mass", &s->mass_host));
-    return rk_mem_alloc_to(c->n_kv_heads * s->spec.max_prompt, f, "selection scores", &s->score);
-}
-
 static rk_status open_buffers(rk_stage *s) {
     const rk_config *c = &s->cfg;
     int64_t          rows = s->spec.max_rows, f = (int64_t)sizeof(float);
@@ -39,8 +27,7 @@ static rk_status open_buffers(rk_stage *s) {
     RK_TRY(rk_mem_alloc_to(s->spec.max_sequences, sizeof(rk_stage_seq), "sequences", &s->seq));
     for (int i = 0; i < s->spec.max_sequences; i++)
         RK_TRY(rk_mem_alloc_to(c->n_layers, sizeof(int32_t), "budgets", &s->seq[i].budget));
-    RK_TRY(rk_mem_alloc_to(c->n_kv_heads * s->spec.max_prompt, sizeof(int32_t), "kept", &s->kept));
-    RK_TRY(open_selection(s));
+    RK_TRY(rk_stage_open_selection(s));
     if (!s->spec.last) return RK_OK;
     s->logit_rows = s->spec.max_response > RK_STAGE_LOGIT_ROWS ? s->spec.max_response : RK_STAGE_LOGIT_ROWS;
     RK_TRY(rk_stage_dev(s, s->logit_rows * c->n_vocab * f, "logits", &s->logits));
@@ -80,15 +67,21 @@ out:
 
 void rk_stage_close(rk_stage *s) {
     if (!s) return;
-    void *dev[] = {s->qwin, s->mass, s->logits, s->head_rows, s->ref_logits, s->kl, s->tail, s->noisy};
+    void *dev[] = {s->logits, s->head_rows, s->ref_logits, s->score_rows, s->tail,
+                   s->own,    s->before};
     for (size_t i = 0; i < sizeof dev / sizeof *dev; i++) s->be->ops->release(s->be, dev[i]);
     for (int i = 0; s->seq && i < s->spec.max_sequences; i++) rk_mem_free(s->seq[i].budget);
-    void *host[] = {s->pos,   s->index,     s->sets,  s->spans, s->seq,
-                    s->kept, s->mass_host, s->score, s->logits_host};
+    void *host[] = {s->pos, s->index, s->sets, s->spans, s->seq, s->logits_host, s->local_host};
     for (size_t i = 0; i < sizeof host / sizeof *host; i++) rk_mem_free(host[i]);
+    rk_stage_close_selection(s);
     rk_kv_close(s->kv);
     rk_model_close(s->model);
     rk_mem_free(s);
+}
+
+/* A layer's budget in a record; what is not named there, or not below n, is kept whole. */
+static int32_t budget_of(const rk_record *r, int layer, int64_t n) {
+    return layer >= r->head.n_budget || r->budget[layer] >= n ? (int32_t)n : r->budget[layer];
 }
 
 /* A sequence begins: remember its plan, take its pages. */
@@ -100,28 +93,12 @@ static rk_status begin_sequence(rk_stage *s, const rk_record *r, const rk_record
     int64_t capacity[4096];
     RK_ASSERT(s->cfg.n_layers <= 4096);
     for (int l = 0; l < s->cfg.n_layers; l++) {
-        bool all = l >= r->head.n_budget || r->budget[l] >= set->n_prompt;
-        q->budget[l] = all ? (int32_t)set->n_prompt : r->budget[l];
+        q->budget[l] = budget_of(r, l, set->n_prompt);
+        bool all = q->budget[l] == set->n_prompt;
         int i = l - s->spec.layer_begin;
         if (i >= 0 && l < s->spec.layer_end) capacity[i] = set->n_prompt + (all ? set->n_new : 0);
     }
     return rk_kv_begin(s->kv, set->seq, capacity);
-}
-
-/* Save the rotated queries of those rows that lie in the observation window. */
-static rk_status save_window(rk_stage *s, int layer, const rk_record_set *set) {
-    const rk_stage_seq *q = &s->seq[set->seq];
-    int64_t w = s->spec.select.window < q->n_prompt ? s->spec.select.window : q->n_prompt;
-    int64_t from = q->n_prompt - w - set->pos0, to = q->n_prompt - set->pos0; /* rows of the set */
-    if (from < 0) from = 0;
-    if (to > set->n_rows) to = set->n_rows;
-    if (!s->qwin || from >= to) return RK_OK;
-    int64_t width = (int64_t)s->cfg.n_heads * s->cfg.head_dim;
-    float  *dst = s->qwin +
-                 ((layer - s->spec.layer_begin) * (int64_t)s->spec.max_sequences + set->seq) *
-                     s->qwin_stride +
-                 (set->pos0 + from - (q->n_prompt - w)) * width;
-    return rk_model_take_q(s->model, set->row0 + (int)from, (int)(to - from), dst);
 }
 
 static rk_status run_layers(rk_stage *s, const rk_record *r, float *x) {
@@ -142,7 +119,7 @@ static rk_status run_layers(rk_stage *s, const rk_record *r, float *x) {
                                        .spans = sp};
         }
         RK_TRY(rk_model_qkv(s->model, l, x, n, kind, s->pos, s->sets, r->head.n_sets));
-        for (int k = 0; k < r->head.n_sets; k++) RK_TRY(save_window(s, l, &r->sets[k]));
+        for (int k = 0; k < r->head.n_sets; k++) RK_TRY(rk_stage_observe(s, l, &r->sets[k]));
         RK_TRY(rk_model_finish(s->model, l, x, n, kind, s->sets, r->head.n_sets));
         if (s->spec.poll) s->spec.poll(s->spec.arg);
     }
@@ -197,42 +174,34 @@ static rk_status run_rows(rk_stage *s, const rk_record *r, float *x, void *back)
     return s->be->ops->sync(s->be);
 }
 
-static rk_status compress_layer(rk_stage *s, int layer, int seq) {
-    const rk_stage_seq *q = &s->seq[seq];
-    const rk_config    *c = &s->cfg;
-    int64_t             n = q->n_prompt;
-    int32_t             budget = q->budget[layer];
-    if (budget >= n) return RK_OK;
-    bool scored = rk_select_needs_scores(&s->spec.select);
-    if (scored) {
-        rk_attn_shape sh = rk_model_attn(s->model);
-        int           n_spans = rk_kv_chain(s->kv, layer, seq, s->spans);
-        const float  *qw = s->qwin + ((layer - s->spec.layer_begin) *
-                                         (int64_t)s->spec.max_sequences + seq) * s->qwin_stride;
-        int           w = s->spec.select.window < n ? s->spec.select.window : (int)n;
-        RK_TRY(s->be->ops->window_mass(s->be, &sh, qw, w, s->spans, n_spans, (int32_t)n, s->mass));
-        RK_TRY(s->be->ops->download(s->be, s->mass_host, s->mass,
-                                    c->n_heads * n * (int64_t)sizeof(float)));
-        RK_TRY(rk_select_snap_scores(&s->spec.select, c->n_heads, c->n_kv_heads, n, s->mass_host,
-                                     s->score));
-    }
-    const int32_t *slot[256];
-    int32_t        count[256];
-    RK_ASSERT(c->n_kv_heads <= 256);
-    for (int g = 0; g < c->n_kv_heads; g++) {
-        int32_t *kept = s->kept + g * s->spec.max_prompt;
-        RK_TRY(rk_select_head(&s->spec.select, n, budget, scored ? s->score + g * n : NULL, kept));
-        slot[g] = kept;
-        count[g] = budget;
-    }
-    return rk_kv_compact(s->kv, layer, seq, slot, count, q->n_new);
+/* A layer of the sequence `from` under its budget, into `to` (which may be `from`). */
+static rk_status compress_layer(rk_stage *s, const rk_select_params *p, int layer, int from, int to) {
+    const rk_stage_seq *q = &s->seq[to];
+    const int32_t      *slot[RK_STAGE_HEADS];
+    int32_t             count[RK_STAGE_HEADS];
+    if (q->budget[layer] >= q->n_prompt && from == to) return RK_OK;
+    RK_TRY(rk_stage_select(s, p, layer, from, q->budget[layer], slot, count));
+    return rk_kv_compact(s->kv, layer, from, to, slot, count, q->n_new);
+}
+
+/* A fork of a prefilled sequence: its plan; the layers come one by one. */
+static rk_status begin_fork(rk_stage *s, const rk_record *r) {
+    const rk_record_set *set = &r->sets[0];
+    const rk_stage_seq  *from = &s->seq[set->seq];
+    rk_stage_seq        *to = &s->seq[set->target];
+    to->n_prompt = from->n_prompt;
+    to->n_new = set->n_new;
+    to->hash = from->hash;
+    for (int l = 0; l < s->cfg.n_layers; l++) to->budget[l] = budget_of(r, l, to->n_prompt);
+    return rk_kv_begin_empty(s->kv, set->target);
 }
 
 static rk_status compress(rk_stage *s, const rk_record *r, rk_stage_stored *stat) {
-    int seq = r->sets[0].seq, G = s->cfg.n_kv_heads;
-    if (!rk_kv_in_use(s->kv, seq)) return RK_FAIL(RK_E_BUG, "compress of free sequence %d", seq);
+    int from = r->sets[0].seq, seq = r->sets[0].target, G = s->cfg.n_kv_heads;
+    if (!rk_kv_in_use(s->kv, from)) return RK_FAIL(RK_E_BUG, "compress of free sequence %d", from);
+    if (seq != from) RK_TRY(begin_fork(s, r));
     for (int l = s->spec.layer_begin; l < s->spec.layer_end; l++) {
-        RK_TRY(compress_layer(s, l, seq));
+        RK_TRY(compress_layer(s, &r->head.select, l, from, seq));
         if (s->spec.poll) s->spec.poll(s->spec.arg);
     }
     RK_TRY(s->be->ops->sync(s->be));
@@ -251,7 +220,7 @@ rk_status rk_stage_run(rk_stage *s, const rk_record *r, float *x, void *back, vo
     case RK_SLOT_PREFILL:
     case RK_SLOT_DECODE: return run_rows(s, r, x, back);
     case RK_SLOT_COMPRESS: return compress(s, r, stat);
-    case RK_SLOT_MEASURE: return rk_stage_measure(s, r, x, back);
+    case RK_SLOT_MEASURE: return rk_stage_measure(s, r, x, stat);
     case RK_SLOT_FREE: rk_kv_drop(s->kv, r->sets[0].seq); return RK_OK;
     case RK_SLOT_STOP: return RK_OK;
     }

@@ -27,10 +27,21 @@ typedef struct rk_stage_spec {
 rk_status rk_stage_open(rk_backend *be, rk_weights *w, const rk_stage_spec *spec, rk_stage **out);
 void      rk_stage_close(rk_stage *s);
 
+/* A measurement's results as they travel; what a stage does not know is 0. */
+typedef struct rk_stage_measured {
+    uint64_t    ref_hash; /* last stage */
+    rk_measured reference;
+    rk_measured variant[];
+} rk_stage_measured;
+static inline int64_t rk_stage_measured_bytes(int n_variants) {
+    return (int64_t)(sizeof(rk_stage_measured) + (size_t)n_variants * sizeof(rk_measured));
+}
+
 /* Do the stage's part of a record. x holds the rows that enter (the first stage embeds the record's
  * tokens into it), and after the call the rows that leave.
- * Shapes: x dev f32 [max_rows][D]; back (last stage) host, head.back_bytes bytes, and stat host,
- *         head.stat_bytes bytes, both filled as engine.c lays them out; NULL where 0 */
+ * Shapes: x dev f32 [max_rows][D]; back (last stage) host, head.back_bytes bytes: rk_stage_drawn
+ *         of each draw, or logits rows; stat host, head.stat_bytes bytes: rk_stage_stored or
+ *         rk_stage_measured; NULL where 0 */
 rk_status rk_stage_run(rk_stage *s, const rk_record *r, float *x, void *back, void *stat);
 
 rk_kv   *rk_stage_kv(rk_stage *s);

@@ -1,7 +1,9 @@
-/* stage_internal.h - the stage's state, shared by stage.c and stage_measure.c. */
+/* stage_internal.h - the stage's state, shared by stage.c, stage_select.c and stage_measure.c. */
 #pragma once
 #include "base/hash.h"
 #include "pipeline/stage.h"
+
+enum { RK_STAGE_HEADS = 256 }; /* most stored heads of a layer */
 
 typedef struct rk_stage_seq {
     int64_t       n_prompt, n_new;
@@ -31,14 +33,29 @@ struct rk_stage {
     float  *logits, *head_rows, *logits_host;
 
     /* measurement; grown on first use */
-    float  *ref_logits;   /* dev [T][V] */
-    double *kl;           /* dev [logit_rows] */
-    void   *tail, *noisy; /* dev: the rows' own pages of one layer; perturbed V pages */
-    int64_t ref_bytes, kl_bytes, tail_bytes, noisy_bytes;
+    float        *ref_logits;      /* dev [T][V] */
+    rk_row_score *score_rows;      /* dev [logit_rows] */
+    void         *tail, *own;      /* dev: the rows' own pages of one layer; variants' prompt pages */
+    float        *before;          /* dev [T][D] the reference before attention */
+    float        *local_host;      /* [3][T][D] */
+    int64_t ref_bytes, score_bytes, tail_bytes, own_bytes, before_bytes, local_bytes;
 };
 
 rk_status rk_stage_dev(rk_stage *s, int64_t bytes, const char *what, void *slot);
 /* Logits of listed rows of x. */
 rk_status rk_stage_logits(rk_stage *s, const float *x, const int32_t *rows, int n, rk_rows_kind kind,
                           float *logits);
-rk_status rk_stage_measure(rk_stage *s, const rk_record *r, float *x, void *back);
+rk_status rk_stage_measure(rk_stage *s, const rk_record *r, float *x, rk_stage_measured *out);
+
+/* stage_select.c: what selection observes while a prompt passes, and what it keeps. */
+rk_status rk_stage_open_selection(rk_stage *s);
+void      rk_stage_close_selection(rk_stage *s);
+/* Between a layer's qkv and finish of a prefill slot: take what later selections need from the rows
+ * of one set (the queries of the observation window). */
+rk_status rk_stage_observe(rk_stage *s, int layer, const rk_record_set *set);
+/* Slots of a prefilled sequence's layer that a policy keeps under a budget (tokens per stored head;
+ * n or more: all). The sequence is not changed.
+ * Shapes: slot [G], ascending slot lists in the stage's scratch, valid until the next call; count [G]
+ * Errors: RK_E_BUG the policy needs what the stage was not told to observe */
+rk_status rk_stage_select(rk_stage *s, const rk_select_params *p, int layer, int seq, int32_t budget,
+                          const int32_t **slot, int32_t *count);

@@ -25,6 +25,7 @@ typedef struct loader {
     int                 max;     /* INT32_MAX: all */
     int64_t             longest; /* tokens of the longest item that was skipped, BOS included */
     int                 cap;
+    char                id[48]; /* of the item at hand; empty: a window of a text */
     rk_hash_state       hash;
     rk_calibration      out;
 } loader;
@@ -122,6 +123,10 @@ static rk_status add(loader *l, const int32_t *prompt, int64_t np, const int32_t
         l->cap = cap;
     }
     rk_sample s = {.n_prompt = n_bos(l) + np, .n_response = nr};
+    if (l->id[0])
+        memcpy(s.id, l->id, sizeof s.id);
+    else
+        snprintf(s.id, sizeof s.id, "window %d", c->n_samples);
     int64_t   n = s.n_prompt + s.n_response;
     RK_TRY(rk_mem_alloc(n, sizeof *s.tokens, "calibration tokens", &p));
     s.tokens = p;
@@ -206,6 +211,16 @@ static rk_status add_line(loader *l, const char *origin, const rk_json *j) {
     return add_pair(l, prompt, response);
 }
 
+static void name_item(loader *l, const rk_json *j, int64_t line) {
+    const rk_json *id = rk_json_get(j, "id") ? rk_json_get(j, "id") : rk_json_get(j, "_id");
+    if (rk_json_kind_of(id) == RK_JSON_STRING)
+        snprintf(l->id, sizeof l->id, "%.47s", rk_json_str(id, ""));
+    else if (rk_json_kind_of(id) == RK_JSON_INT)
+        snprintf(l->id, sizeof l->id, "%lld", (long long)rk_json_int(id, 0));
+    else
+        snprintf(l->id, sizeof l->id, "line %lld", (long long)line);
+}
+
 static bool blank(const char *s, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         if (!strchr(" \t\r", s[i]) || s[i] == 0) return false;
@@ -223,6 +238,7 @@ static rk_status each_line(loader *l, const char *text, int64_t n) {
             rk_json *j;
             snprintf(origin, sizeof origin, "%.470s line %lld", l->path, (long long)line);
             RK_TRY(rk_json_parse(text + at, (size_t)len, origin, &j));
+            name_item(l, j, line);
             rk_status st = add_line(l, origin, j);
             rk_json_close(j);
             RK_TRY(st);

@@ -12,6 +12,7 @@ typedef struct rk_sample {
     int32_t *tokens;    /* [n_prompt + n_response] */
     int64_t  n_prompt, n_response;
     uint64_t hash;      /* of tokens and lengths */
+    char     id[48];    /* `id` or `_id` of a JSONL line, else "line 3"; of a text "window 0" */
 } rk_sample;
 
 typedef struct rk_calibration {

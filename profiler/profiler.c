@@ -141,8 +141,8 @@ static int make_variants(const work *w, const item *it, rk_variant *v) {
     return n;
 }
 
-static rk_status measure(work *w, rk_engine *e, const item *it, rk_variant *v, double *kl,
-                         rk_journal *journal) {
+static rk_status measure(work *w, rk_engine *e, const item *it, rk_variant *v, rk_measured *m,
+                         double *kl, rk_journal *journal) {
     const rk_sample *s = &w->job->calibration->samples[it->sample];
     int              n = make_variants(w, it, v), skip = it->layer_begin == 0;
     uint64_t         hash;
@@ -150,8 +150,9 @@ static rk_status measure(work *w, rk_engine *e, const item *it, rk_variant *v, d
     RK_TRY(rk_engine_prefill(e, 0, s->tokens, s->n_prompt, 0, NULL, NULL, NULL));
     RK_TRY(rk_engine_compress(e, 0, NULL, NULL)); /* moves nothing: the end of the prefill */
     double t1 = rk_now_s();
-    RK_TRY(rk_engine_measure(e, 0, s->tokens + s->n_prompt, (int)s->n_response, w->job->seed, v, n, kl,
-                             &hash));
+    RK_TRY(rk_engine_measure(e, 0, s->tokens + s->n_prompt, (int)s->n_response, w->job->seed, v, n, m,
+                             NULL, &hash));
+    for (int i = 0; i < n; i++) kl[i] = m[i].kl;
     double t2 = rk_now_s();
     RK_TRY(rk_engine_free(e, 0));
     rk_journal_record r = {.sample = it->sample,
@@ -172,7 +173,7 @@ static rk_status run_items(work *w, rk_engine *e, int replica, int n_replicas, b
     char        path[PATH_LEN];
     rk_journal *journal = NULL;
     rk_status   st;
-    void       *v = NULL, *kl = NULL;
+    void       *v = NULL, *m = NULL, *kl = NULL;
     int64_t     most = (int64_t)w->out->n_layers * per_layer(w) + 1;
     rk_progress bar;
     int         done = 0, mine = 0;
@@ -181,11 +182,12 @@ static rk_status run_items(work *w, rk_engine *e, int replica, int n_replicas, b
     RK_TRY_OUT(st, rk_journal_open(path, w->job_hash, w->job->resume, &journal));
     RK_TRY_OUT(st, rk_mem_alloc(most, sizeof(rk_variant), "variants", &v));
     RK_TRY_OUT(st, rk_mem_alloc(most, sizeof(double), "divergences", &kl));
+    RK_TRY_OUT(st, rk_mem_alloc(most, sizeof(rk_measured), "measurements", &m));
     if (speak) rk_progress_begin(&bar, "profiling", n_replicas > 1 ? "samples of replica 0" : "samples", mine);
     for (int i = replica; i < w->n_items; i += n_replicas) {
         if (w->items[i].done) continue;
         if (w->job->stop_request && *w->job->stop_request) break;
-        RK_TRY_OUT(st, measure(w, e, &w->items[i], v, kl, journal));
+        RK_TRY_OUT(st, measure(w, e, &w->items[i], v, m, kl, journal));
         w->items[i].done = true;
         done++;
         if (speak) rk_progress_set(&bar, done);
@@ -195,6 +197,7 @@ static rk_status run_items(work *w, rk_engine *e, int replica, int n_replicas, b
 out:
     rk_journal_close(journal);
     rk_mem_free(v);
+    rk_mem_free(m);
     rk_mem_free(kl);
     return st;
 }

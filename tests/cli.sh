@@ -47,15 +47,15 @@ layers=$("$rk" inspect "$tiny" --json 2>/dev/null >i.json && js i.json 'd["confi
 
 # --- help and version
 go "$rk" help
-same "commands of help" "$(awk '/^  [a-z]/ { printf "%s ", $1 }' out)" "profile budget generate bench inspect version help "
-for c in profile budget generate bench inspect version help; do
+same "commands of help" "$(awk '/^  [a-z]/ { printf "%s ", $1 }' out)" "profile budget generate eval bench inspect version help "
+for c in profile budget generate eval bench inspect version help; do
     go "$rk" $c --help
     is "$c --help on stdout" test -s out
     is "$c --help says nothing on stderr" test ! -s err
     is "$c --help has what is not there yet" eval "! grep -qE -- '--(trace|groups|preset|alpha|rerotate|dump|micro-batches)|cuda|h2o' out"
 done
 go "$rk" help --markdown
-is "README table" grep -qF '| `--ratio R` | budget, generate, bench |' out
+is "README table" grep -qF '| `--ratio R` | budget, generate, eval, bench |' out
 readme=$RIPPLEKV_ROOT/README.md
 is "README has the table as it is" eval '! grep -q "^| .--" "$readme" || cmp -s <(grep "^| .--" out) <(grep "^| .--" "$readme")'
 go "$rk" version
@@ -196,7 +196,7 @@ same "--chat is a user's message" "$(js out 'd["token_ids"]')" "$(js chat.json '
 ben=(bench --model "$tiny" --threads 1 --prefill 100,200 --context 60,150 --batch 1,3 --decode 5 --ratio 0.3 --sensitivity a.h5 --profile --response 8 --repeat 2)
 go "$rk" "${ben[@]}" --json
 cp out bench.json
-same "keys of bench" "$(js out 'sorted(d)')" '["backend", "compress_s", "decode", "decode_tok_s", "kv_bytes", "logits_hash", "model", "numerics", "path", "peak_bytes", "prefill", "prefill_s", "prefills", "profile", "profile_s", "ranks", "repeat", "roofs", "seed", "stages", "threads", "weights"]'
+same "keys of bench" "$(js out 'sorted(d)')" '["backend", "beside_uniform", "compress_s", "decode", "decode_tok_s", "kv_bytes", "logits_hash", "model", "numerics", "path", "peak_bytes", "prefill", "prefill_s", "prefills", "profile", "profile_s", "ranks", "repeat", "roofs", "seed", "stages", "threads", "weights"]'
 same "one entry for each setting" "$(js out '[[r["tokens"] for r in d["prefill"]], [[r["context"], r["batch"], r["cache"]] for r in d["decode"]], [r["context"] for r in d["profile"]]]')" \
     '[[100, 200], [[60, 1, "full"], [60, 1, "compressed"], [60, 3, "full"], [60, 3, "compressed"], [150, 1, "full"], [150, 1, "compressed"], [150, 3, "full"], [150, 3, "compressed"]], [60, 150]]'
 holds "the first compressed one on top" out 'all(d["decode"][1][k] == d[k] for k in ("decode_tok_s", "kv_bytes", "logits_hash", "compress_s")) and d["prefill"][0]["prefill_s"] == d["prefill_s"] and d["profile"][0]["prefills"] == d["prefills"]'

@@ -14,7 +14,8 @@
 #include "pipeline/batch.h"
 #include "tests/tiny_model.h"
 
-enum { LAYERS = 7, PROMPTS = 6, MAX_PROMPT = 300, MAX_NEW = 9, T = 5, N_VARIANTS = LAYERS * 2 + 1 };
+enum { LAYERS = 7, PROMPTS = 6, MAX_PROMPT = 300, MAX_NEW = 9, T = 5, FORKS = 3 };
+enum { N_VARIANTS = FORKS + LAYERS * 3 + 1, KEPT = 60 };
 static const int lengths[PROMPTS] = {1, 40, 200, 299, 64, 129};
 
 typedef struct answers {
@@ -22,8 +23,10 @@ typedef struct answers {
     int32_t  token[PROMPTS][MAX_NEW];
     int64_t  n_new[PROMPTS], kv_bytes[PROMPTS];
     int32_t  stored[PROMPTS][LAYERS];
-    double   kl[N_VARIANTS];
-    uint64_t ref_hash;
+    rk_measured variant[N_VARIANTS], reference;
+    int32_t     fork_stored[FORKS][LAYERS];
+    int64_t     fork_bytes[FORKS];
+    uint64_t    ref_hash, fork_hash;
 } answers;
 
 typedef struct setting {
@@ -48,6 +51,86 @@ static void make_tokens(int32_t out[PROMPTS][MAX_PROMPT]) {
             x = x * 1664525u + 1013904223u;
             out[p][i] = (int32_t)(x >> 24);
         }
+}
+
+static rk_select_params policy(void) {
+    return (rk_select_params){.policy = RK_POLICY_SNAPKV, .window = 16, .sinks = 4, .pool = RK_POOL_MAX,
+                              .kernel = 5};
+}
+
+/* The layer in which the fork that has one compressed layer has it. */
+enum { ONE_LAYER = 4 };
+
+/* Forks of the prompt in sequence 0: a copy; one layer compressed; all layers. */
+static void make_forks(rk_engine *e, int64_t n, answers *a) {
+    rk_select_params p = policy();
+    for (int k = 0; k < FORKS; k++) {
+        int32_t budget[LAYERS];
+        for (int l = 0; l < LAYERS; l++)
+            budget[l] = k == 2 ? KEPT - l : k == 1 && l == ONE_LAYER ? KEPT : (int32_t)n;
+        CHECK(rk_engine_fork(e, 0, 1 + k, &p, k ? budget : NULL, MAX_NEW, a->fork_stored[k],
+                             &a->fork_bytes[k]) == RK_OK);
+        for (int l = 0; l < LAYERS; l++) CHECK(a->fork_stored[k][l] == budget[l]);
+    }
+}
+
+/* Variants of every kind, and what must hold between them. */
+static void measure(rk_engine *e, const int32_t *tokens, int n_prompt, answers *a) {
+    rk_variant v[N_VARIANTS];
+    int        n = 0, noise, single = -1;
+    CHECK(rk_engine_prefill(e, 0, tokens, n_prompt, 0, NULL, NULL, NULL) == RK_OK);
+    make_forks(e, n_prompt, a);
+    for (int k = 0; k < FORKS; k++) v[n++] = (rk_variant){.kind = RK_VARIANT_SEQUENCE, .seq = 1 + k};
+    noise = n;
+    for (int l = 0; l < LAYERS; l++) {
+        for (int d = 0; d < 2; d++)
+            v[n++] = (rk_variant){.layer = l, .epsilon = 0.3f, .sample = 2, .draw = d};
+        if (l == ONE_LAYER) single = n;
+        v[n++] = (rk_variant){.kind = RK_VARIANT_COMPRESS, .layer = l, .budget = KEPT};
+    }
+    v[n++] = (rk_variant){.layer = LAYERS - 1, .epsilon = 0, .sample = 2};
+    CHECK(rk_engine_measure(e, 0, tokens + n_prompt, T, 7, v, n, a->variant, &a->reference,
+                            &a->ref_hash) == RK_OK);
+    const rk_measured *m = a->variant, *none = &m[N_VARIANTS - 1], *copy = &m[0];
+    CHECK(none->kl == 0 && none->agreement == 1 && none->local == 0 && none->nll == a->reference.nll);
+    CHECK(copy->kl == 0 && copy->agreement == 1 && copy->nll == a->reference.nll);
+    CHECK(a->reference.nll > 0 && a->reference.kl == 0 && a->reference.agreement == 1);
+    for (int i = 1; i < N_VARIANTS - 1; i++) {
+        CHECK(m[i].kl > 0 && isfinite(m[i].kl) && m[i].nll > 0);
+        CHECK(v[i].kind == RK_VARIANT_NOISE ? m[i].local > 0.01 && m[i].local < 0.3 : m[i].local == 0);
+    }
+    CHECK(noise == FORKS && m[1].kl == m[single].kl && m[1].nll == m[single].nll);
+    for (int k = 0; k <= FORKS; k++) CHECK(rk_engine_free(e, k) == RK_OK);
+}
+
+/* A fork that is decoded says what compression in place would have. */
+static void decode_fork(rk_engine *e, const int32_t *tokens, int n_prompt, answers *a) {
+    rk_select_params p = policy();
+    uint64_t         hash[2];
+    int32_t          budget[LAYERS];
+    for (int l = 0; l < LAYERS; l++) budget[l] = KEPT - l;
+    for (int in_place = 0; in_place < 2; in_place++) {
+        rk_draw   d = {.seq = 0, .n_usable = RK_TINY_VOCAB};
+        rk_drawn  out;
+        rk_ticket t;
+        CHECK(rk_engine_prefill(e, 0, tokens, n_prompt, MAX_NEW, in_place ? budget : NULL, &d, &t) == RK_OK);
+        CHECK(rk_engine_result(e, t, &out) == RK_OK);
+        if (in_place)
+            CHECK(rk_engine_compress(e, 0, NULL, NULL) == RK_OK);
+        else
+            CHECK(rk_engine_fork(e, 0, 1, &p, budget, MAX_NEW, NULL, NULL) == RK_OK);
+        d.seq = in_place ? 0 : 1;
+        for (int i = 0; i < 4; i++) {
+            d.token = out.token;
+            CHECK(rk_engine_decode(e, &d, 1, &t) == RK_OK);
+            CHECK(rk_engine_result(e, t, &out) == RK_OK);
+        }
+        hash[in_place] = out.logits_hash;
+        CHECK(rk_engine_free(e, 0) == RK_OK);
+        if (!in_place) CHECK(rk_engine_free(e, 1) == RK_OK);
+    }
+    CHECK(hash[0] == hash[1]);
+    a->fork_hash = hash[0];
 }
 
 static void lead(rk_engine *e, const setting *s, answers *a) {
@@ -79,17 +162,8 @@ static void lead(rk_engine *e, const setting *s, answers *a) {
             CHECK(!s->compress || s->late || out[p].kv_tokens[l] == budget[p][l]);
         rk_completion_free(&out[p]);
     }
-    rk_variant v[N_VARIANTS];
-    int        n = 0;
-    for (int l = 0; l < LAYERS; l++)
-        for (int d = 0; d < 2; d++)
-            v[n++] = (rk_variant){.layer = l, .epsilon = 0.3f, .sample = 2, .draw = d};
-    v[n++] = (rk_variant){.layer = LAYERS - 1, .epsilon = 0, .sample = 2};
-    CHECK(rk_engine_prefill(e, 0, tokens[3], 211, 0, NULL, NULL, NULL) == RK_OK);
-    CHECK(rk_engine_measure(e, 0, tokens[3] + 211, T, 7, v, n, a->kl, &a->ref_hash) == RK_OK);
-    CHECK(rk_engine_free(e, 0) == RK_OK);
-    CHECK(a->kl[N_VARIANTS - 1] == 0);
-    for (int i = 0; i < N_VARIANTS - 1; i++) CHECK(a->kl[i] > 0 && isfinite(a->kl[i]));
+    measure(e, tokens[3], 211, a);
+    decode_fork(e, tokens[3], 211, a);
     CHECK(rk_engine_stop(e) == RK_OK);
 }
 
@@ -98,10 +172,9 @@ static void run(rk_comm *c, const char *model, const setting *s, answers *a) {
     rk_engine       *e;
     rk_engine_config cfg = {.backend = s->backend, .isa = s->isa, .n_threads = s->threads,
                             .partition = s->partition, .chunk = s->chunk,
-                            .max_sequences = s->sequences, .max_prompt = MAX_PROMPT,
+                            .max_sequences = s->sequences + FORKS, .max_prompt = MAX_PROMPT,
                             .max_new = MAX_NEW, .row_cap = s->row_cap, .max_response = T,
-                            .select = {.policy = RK_POLICY_SNAPKV, .window = 16, .sinks = 4,
-                                       .pool = RK_POOL_MAX, .kernel = 5},
+                            .select = policy(),
                             .quiet = true};
     memset(a, 0, sizeof *a);
     CHECK(rk_weights_open(model, &w) == RK_OK);

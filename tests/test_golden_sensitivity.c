@@ -41,7 +41,7 @@ static void check_case(const rk_json *c, bool ref) {
     int            L = (int)rk_json_len(rk_json_at(rk_json_at(kl, 0), 0)), k = 0;
     int32_t       *tokens = calloc((size_t)(n + T), sizeof *tokens);
     rk_variant    *v = calloc((size_t)(L * E * D), sizeof *v);
-    double        *got = calloc((size_t)(L * E * D), sizeof *got);
+    rk_measured   *got = calloc((size_t)(L * E * D), sizeof *got);
     for (int64_t i = 0; i < n + T; i++)
         tokens[i] = (int32_t)rk_json_int(rk_json_at(ids, (size_t)i), -1);
     for (int l = 0; l < L; l++)
@@ -60,7 +60,7 @@ static void check_case(const rk_json *c, bool ref) {
     CU_ASSERT_EQUAL_FATAL(rk_engine_prefill(f.engine, 0, tokens, n, 0, NULL, NULL, NULL), RK_OK);
     CU_ASSERT_EQUAL_FATAL(rk_engine_measure(f.engine, 0, tokens + n, T,
                                             (uint64_t)rk_json_int(rk_json_get(c, "seed"), 0), v, k, got,
-                                            NULL), RK_OK);
+                                            NULL, NULL), RK_OK);
     CU_ASSERT_EQUAL(rk_engine_stop(f.engine), RK_OK);
     rk_fixture_close(&f);
     double *a = calloc((size_t)L, sizeof *a), *b = calloc((size_t)L, sizeof *b);
@@ -68,7 +68,7 @@ static void check_case(const rk_json *c, bool ref) {
         for (int l = 0; l < L; l++) {
             a[l] = b[l] = 0;
             for (int d = 0; d < D; d++) {
-                a[l] += got[(l * E + e) * D + d] / D;
+                a[l] += got[(l * E + e) * D + d].kl / D;
                 b[l] += rk_json_num(rk_json_at(rk_json_at(rk_json_at(kl, (size_t)e), (size_t)d), (size_t)l),
                                     NAN) / D;
             }

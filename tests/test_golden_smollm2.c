@@ -188,7 +188,7 @@ static void inject(rk_engine *e, const int32_t *kept, int budget, int64_t n_new)
             slot[h] = kept + ((int64_t)l * c->n_kv_heads + h) * budget;
             count[h] = budget;
         }
-        CU_ASSERT_EQUAL_FATAL(rk_kv_compact(rk_engine_kv(e), l, 0, slot, count, n_new), RK_OK);
+        CU_ASSERT_EQUAL_FATAL(rk_kv_compact(rk_engine_kv(e), l, 0, 0, slot, count, n_new), RK_OK);
     }
     CU_ASSERT_EQUAL(rk_kv_check(rk_engine_kv(e)), RK_OK);
 }

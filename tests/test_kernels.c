@@ -444,16 +444,17 @@ static void test_embed_and_take_rows(void) {
     rk_mem_free(src);
 }
 
-/* ---- divergence ---- */
+/* ---- rows beside their reference ---- */
 
-typedef struct kl_case {
-    const float *ref, *pert;
-    int          n_ref, n, V;
-} kl_case;
+typedef struct score_case {
+    const float   *ref, *rows;
+    int            n_ref, n, V;
+    const int32_t *next;
+} score_case;
 
-static void op_kl(rk_backend *be, const void *arg, void *out) {
-    const kl_case *c = arg;
-    OK(be->ops->kl_rows(be, c->ref, c->n_ref, c->pert, c->n, c->V, out));
+static void op_score(rk_backend *be, const void *arg, void *out) {
+    const score_case *c = arg;
+    OK(be->ops->score_rows(be, c->ref, c->n_ref, c->rows, c->n, c->V, c->next, out));
     OK(be->ops->sync(be));
 }
 
@@ -467,24 +468,39 @@ static long double kl_by_hand(const float *a, const float *b, int V) {
     return kl;
 }
 
-static void test_kl(void) {
+static long double nll_by_hand(const float *row, int V, int token) {
+    long double sum = 0;
+    for (int i = 0; i < V; i++) sum += expl((long double)row[i]);
+    return logl(sum) - (long double)row[token];
+}
+
+static void test_score_rows(void) {
     enum { V = 1003, N_REF = 3, N = 7 };
+    static const int32_t next[N_REF] = {1002, -1, 17};
     float *a = normals(N_REF * V, 9, 4), *b = normals(N * V, 10, 4);
     for (int i = 0; i < V; i++) {
         b[3 * V + i] = a[i];                                    /* row 3 equals reference row 0 */
         b[4 * V + i] = a[V + i] * 1.0001f;                      /* nearly reference row 1 */
         b[5 * V + i] = a[2 * V + i] + (i % 9 == 0 ? 60.0f : 0); /* far from reference row 2 */
     }
-    kl_case c = {a, b, N_REF, N, V};
-    double *out = same_everywhere(op_kl, &c, N * 8, "kl");
-    double *r = (double *)(void *)on_ref(op_kl, &c, N * 8, "kl");
+    a[500] = a[900] = b[3 * V + 500] = b[3 * V + 900] = b[6 * V + 500] = 99; /* a tie: the lower id */
+    b[900] = 99;                                                             /* row 0: the other one */
+    score_case    c = {a, b, N_REF, N, V, next};
+    rk_row_score *out = (rk_row_score *)(void *)same_everywhere(op_score, &c, N * sizeof *out, "score");
+    rk_row_score *r = (rk_row_score *)(void *)on_ref(op_score, &c, N * sizeof *r, "score");
     for (int i = 0; i < N; i++) {
         long double want = kl_by_hand(a + i % N_REF * V, b + i * V, V);
-        CHECK(fabsl((long double)out[i] - want) <= 1e-12L + 1e-9L * want,
-              "kl row %d is %.12g, not %.12Lg", i, out[i], want);
-        CHECK(out[i] == r[i], "kl row %d differs on ref", i);
-        CHECK(i == 3 ? out[i] == 0 : out[i] > 0, "kl row %d is %g", i, out[i]);
+        CHECK(fabsl((long double)out[i].kl - want) <= 1e-12L + 1e-9L * want,
+              "kl row %d is %.12g, not %.12Lg", i, out[i].kl, want);
+        CHECK(i == 3 ? out[i].kl == 0 : out[i].kl > 0, "kl row %d is %g", i, out[i].kl);
+        int32_t     token = next[i % N_REF];
+        long double nll = token < 0 ? 0 : nll_by_hand(b + i * V, V, token);
+        CHECK(fabsl((long double)out[i].nll - nll) <= 1e-10L + 1e-9L * nll, "nll row %d is %.12g", i,
+              out[i].nll);
+        CHECK(out[i].same == (i == 3 || i == 4 || i == 6), "row %d: same likeliest token %g", i,
+              out[i].same);
     }
+    CHECK(memcmp(out, r, N * sizeof *out) == 0, "scores differ on ref");
     release(out), release(r);
     rk_mem_free(a), rk_mem_free(b);
 }
@@ -668,11 +684,11 @@ typedef struct small_run {
 
 static rk_status run_ops(rk_backend *be, const small_run *r) {
     float  mass[100];
-    double kl[1];
+    rk_row_score score;
     RK_TRY(be->ops->gemm(be, r->act, RK_ROWS_PLAIN, 1, &r->w, NULL, false, r->out, 32));
     RK_TRY(be->ops->attend(be, &r->sh, r->qkv, 1, &r->set, 1, RK_ROWS_PLAIN, r->act));
     RK_TRY(be->ops->window_mass(be, &r->sh, r->qkv, 1, r->set.spans, 1, 3, mass));
-    RK_TRY(be->ops->kl_rows(be, r->qkv, 1, r->qkv, 1, 96, kl));
+    RK_TRY(be->ops->score_rows(be, r->qkv, 1, r->qkv, 1, 96, NULL, &score));
     return be->ops->sync(be);
 }
 
@@ -730,7 +746,7 @@ static void add_tests(CU_pSuite s) {
     CU_ADD_TEST(s, test_rmsnorm);
     CU_ADD_TEST(s, test_silu);
     CU_ADD_TEST(s, test_embed_and_take_rows);
-    CU_ADD_TEST(s, test_kl);
+    CU_ADD_TEST(s, test_score_rows);
     CU_ADD_TEST(s, test_exp2);
     CU_ADD_TEST(s, test_open_errors);
     CU_ADD_TEST(s, test_handle);

@@ -34,20 +34,33 @@ typedef struct rk_bench_profile {
     uint64_t hash; /* of the reference rows */
 } rk_bench_profile;
 
+/* A prompt's cache under the allocator asked for, and under uniform at the same total, decoded in turn,
+ * step by step: ratio is the median over the steps of the one's time by the other's. */
+typedef struct rk_bench_pair {
+    int64_t context, n_new;
+    int64_t kept[2];              /* tokens over all layers: asked for, uniform */
+    double  step_s[2];            /* medians */
+    double  ratio, ratio_low, ratio_high; /* median and quartiles */
+} rk_bench_pair;
+
 typedef struct rk_bench {
     const rk_options    *o;
     const rk_cache_plan *cache; /* NULL: the full cache only */
     const rk_weights    *w;
     rk_engine           *e;
-    int                  n_prefill, n_decode, n_profile;
+    int                  n_prefill, n_decode, n_pair, n_profile;
     rk_bench_prefill    *prefill;
     rk_bench_decode     *decode; /* context by context, batch by batch, the full cache first */
+    rk_bench_pair       *pair;   /* of each context, where the allocator is not uniform */
     rk_bench_profile    *profile;
     int64_t              peak_bytes; /* most so far, this rank */
     /* filled by the command after the run */
     rk_roofs             roofs;  /* of all ranks together */
     rk_stage_stats      *stages; /* [P] */
 } rk_bench;
+
+/* Sequences that a measurement needs beside those of --batch. */
+int rk_bench_sequences(const rk_options *o);
 
 /* Measure everything that the options ask for, with the engine open. rk_bench_free in any case. */
 rk_status rk_bench_run(rk_bench *b);

@@ -25,7 +25,7 @@ static double step_weight_bytes(const rk_bench *b) {
     rk_dtype dtype = rk_engine_backend(b->e)->weight_dtype;
     int      P = rk_engine_stages(b->e);
     int64_t  bytes = 0,
-            table = rk_model_matrix_bytes(b->w, dtype, rk_cli_native(b->o), 0, 0, true, false);
+            table = rk_model_matrix_bytes(b->w, dtype, rk_engine_native(b->e), 0, 0, true, false);
     for (int p = 0; p < P; p++) bytes += b->stages[p].weight_bytes;
     return (double)(rk_engine_model(b->e)->tied && P == 1 ? bytes : bytes - table);
 }
@@ -85,6 +85,21 @@ static rk_json *decode_json(const rk_bench *b, const rk_bench_decode *r) {
     rk_json_set_int(o, "kv_bytes", r->kv_bytes);
     rk_json_set_int(o, "peak_bytes", r->peak_bytes);
     rk_cli_set_hash(o, "logits_hash", r->hash);
+    return o;
+}
+
+static rk_json *pair_json(const rk_bench *b, const rk_bench_pair *r) {
+    rk_json *o = rk_json_object();
+    rk_json_set_int(o, "context", r->context);
+    rk_json_set_int(o, "new_tokens", r->n_new);
+    rk_json_set_str(o, "allocator", b->o->allocator);
+    rk_json_set_int(o, "kept", r->kept[0]);
+    rk_json_set_int(o, "uniform_kept", r->kept[1]);
+    rk_json_set_num(o, "step_s", r->step_s[0]);
+    rk_json_set_num(o, "uniform_step_s", r->step_s[1]);
+    rk_json_set_num(o, "ratio", r->ratio);
+    rk_json_set_num(o, "ratio_low", r->ratio_low);
+    rk_json_set_num(o, "ratio_high", r->ratio_high);
     return o;
 }
 
@@ -155,9 +170,9 @@ void rk_bench_show_json(const rk_bench *b) {
     const rk_backend *be = rk_engine_backend(b->e);
     const rk_config  *m = rk_engine_model(b->e);
     rk_json          *o = rk_json_object(), *prefill = rk_json_array(), *decode = rk_json_array();
-    rk_json          *profile = rk_json_array();
+    rk_json          *profile = rk_json_array(), *pair = rk_json_array();
     rk_json_set_str(o, "model", m->name[0] ? m->name : m->arch);
-    rk_cli_set_numbers(o, b->o, be);
+    rk_cli_set_numbers(o, b->e);
     rk_json_set_int(o, "ranks", rk_engine_stages(b->e));
     rk_json_set_int(o, "threads", be->n_threads);
     rk_json_set_int(o, "seed", (int64_t)b->o->seed);
@@ -168,6 +183,8 @@ void rk_bench_show_json(const rk_bench *b) {
     for (int i = 0; i < b->n_profile; i++) rk_json_add(profile, profile_json(b, &b->profile[i]));
     rk_json_set(o, "prefill", prefill);
     rk_json_set(o, "decode", decode);
+    for (int i = 0; i < b->n_pair; i++) rk_json_add(pair, pair_json(b, &b->pair[i]));
+    rk_json_set(o, "beside_uniform", pair);
     rk_json_set(o, "profile", profile);
     rk_json_set(o, "roofs", roofs_json(&b->roofs));
     rk_json_set(o, "stages", rk_cli_stages_of(b->stages, rk_engine_stages(b->e)));
@@ -192,7 +209,7 @@ static void show_head(const rk_bench *b) {
     int               P = rk_engine_stages(b->e);
     char              peak[32];
     printf("%s, %d layers, %s weights; %s order on %s, %d rank%s, %d thread%s\n",
-           m->name[0] ? m->name : m->arch, m->n_layers, rk_cli_weights_form(b->o, be), be->numerics,
+           m->name[0] ? m->name : m->arch, m->n_layers, rk_cli_weights_form(b->e), be->numerics,
            be->path, P, P > 1 ? "s" : "", r->n_threads, r->n_threads > 1 ? "s" : "");
     printf("roofs      %.0f GFLOP/s (%s)", r->flop_s / GIGA, r->flop_kind);
     if (r->int8_kind) printf(", %.0f GOP/s (%s)", r->int8_op_s / GIGA, r->int8_kind);
@@ -240,6 +257,17 @@ static void show_decode(const rk_bench *b) {
     }
 }
 
+static void show_pair(const rk_bench *b) {
+    printf("\n%s beside uniform at the same total, decoded in turn\n", b->o->allocator);
+    printf(" context     kept  uniform   step ms  uniform     ratio  (quartiles over the steps)\n");
+    for (int i = 0; i < b->n_pair; i++) {
+        const rk_bench_pair *r = &b->pair[i];
+        printf("%8lld %8lld %8lld  %8.3f %8.3f  %8.3f  (%.3f - %.3f)\n", (long long)r->context,
+               (long long)r->kept[0], (long long)r->kept[1], r->step_s[0] * 1e3, r->step_s[1] * 1e3,
+               r->ratio, r->ratio_low, r->ratio_high);
+    }
+}
+
 static void show_profile(const rk_bench *b) {
     char hex[17];
     printf("\nprofile of a sample, all %d layers; median of %lld\n",
@@ -257,5 +285,6 @@ void rk_bench_show(const rk_bench *b) {
     show_head(b);
     if (b->n_prefill) show_prefill(b);
     if (b->n_decode) show_decode(b);
+    if (b->n_pair) show_pair(b);
     if (b->n_profile) show_profile(b);
 }

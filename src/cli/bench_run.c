@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "cli/bench.h"
+#include "cli/cli.h"
 
 static const float EPSILON = 0.3f;        /* profile's default; no time depends on it */
 static const float FLOOR_EPSILON = 1e-3f; /* of one variant more, profile's noise floor */
@@ -211,11 +212,76 @@ out:;
     return st;
 }
 
+/* ---- an allocator beside uniform ---- */
+
+static bool has_pair(const rk_options *o) {
+    return o->bench_decode && !rk_options_full_cache(o) && strcmp(o->allocator, "uniform") != 0;
+}
+
+int rk_bench_sequences(const rk_options *o) { return has_pair(o) ? 3 : 1; }
+
+/* Forks of the prompt in sequence 0: 1 under the plan, 2 uniform at the same total. */
+static rk_status fork_pair(rk_bench *b, rk_bench_pair *r, int32_t *budget) {
+    int              L = rk_engine_model(b->e)->n_layers;
+    rk_select_params select = rk_cli_select(b->o);
+    rk_budget_result split;
+    RK_TRY(rk_cache_plan_split(b->cache, r->context, budget, &split));
+    rk_budget_spec even = {.n_layers = L, .n_prompt = r->context, .ratio = (double)split.total / ((double)r->context * L),
+                           .allocator = RK_ALLOC_UNIFORM, .window = (int)b->o->window,
+                           .sinks = (int)b->o->sinks};
+    for (int k = 0; k < 2; k++) {
+        if (k) RK_TRY(rk_budget_split(&even, budget, &split));
+        RK_TRY(rk_engine_fork(b->e, 0, 1 + k, &select, budget, r->n_new, NULL, NULL));
+        r->kept[k] = split.total;
+    }
+    return RK_OK;
+}
+
+/* Shapes: times [3][n_new] */
+static rk_status decode_pair(rk_bench *b, rk_bench_pair *r, int32_t token, double *times) {
+    rk_drawn last[2] = {{.token = token}, {.token = token}};
+    int64_t  n = r->n_new;
+    for (int64_t i = 0; i < n; i++)
+        for (int turn = 0; turn < 2; turn++) {
+            int       k = (int)(i + turn) % 2; /* who goes first changes */
+            rk_draw   d = draw_of(b, 1 + k, last[k].token, i + 1);
+            rk_ticket t;
+            double    t0 = rk_now_s();
+            RK_TRY(rk_engine_decode(b->e, &d, 1, &t));
+            RK_TRY(rk_engine_result(b->e, t, &last[k]));
+            times[k * n + i] = rk_now_s() - t0;
+        }
+    double *ratio = times + 2 * n;
+    for (int64_t i = 0; i < n; i++) ratio[i] = times[i] / times[n + i];
+    r->ratio = median(ratio, n); /* sorts */
+    r->ratio_low = ratio[n / 4];
+    r->ratio_high = ratio[n - 1 - n / 4];
+    for (int k = 0; k < 2; k++) r->step_s[k] = median(times + k * n, n);
+    return RK_OK;
+}
+
+static rk_status run_pair(rk_bench *b, rk_bench_pair *r, const int32_t *tokens) {
+    int32_t  *budget = NULL;
+    double   *times = NULL, s;
+    rk_drawn  first;
+    rk_status st;
+    RK_TRY_OUT(st, rk_mem_alloc_to(rk_engine_model(b->e)->n_layers, sizeof(int32_t), "budgets", &budget));
+    RK_TRY_OUT(st, rk_mem_alloc_to(3 * r->n_new, sizeof(double), "times", &times));
+    RK_TRY_OUT(st, prefill(b, 0, tokens, r->context, 0, NULL, &first, &s));
+    RK_TRY_OUT(st, fork_pair(b, r, budget));
+    RK_TRY_OUT(st, decode_pair(b, r, first.token, times));
+    for (int k = 0; k < 3; k++) RK_TRY_OUT(st, rk_engine_free(b->e, k));
+out:
+    rk_mem_free(budget);
+    rk_mem_free(times);
+    return st;
+}
+
 /* ---- profile ---- */
 
-/* Shapes: tokens [context + response]; v, kl [L + 1]; whole, first [repeat] */
+/* Shapes: tokens [context + response]; v, m [L + 1]; whole, first [repeat] */
 static rk_status run_profile(rk_bench *b, rk_bench_profile *r, const int32_t *tokens, rk_variant *v,
-                             double *kl, double *whole, double *first) {
+                             rk_measured *m, double *whole, double *first) {
     int L = rk_engine_model(b->e)->n_layers;
     v[0] = (rk_variant){.layer = 0, .epsilon = FLOOR_EPSILON};
     for (int l = 0; l < L; l++) v[l + 1] = (rk_variant){.layer = l, .epsilon = EPSILON};
@@ -226,7 +292,7 @@ static rk_status run_profile(rk_bench *b, rk_bench_profile *r, const int32_t *to
         RK_TRY(rk_engine_compress(b->e, 0, NULL, NULL)); /* moves nothing: the end of the prefill */
         first[i] = rk_now_s() - t;
         RK_TRY(rk_engine_measure(b->e, 0, tokens + r->context, (int)r->response, b->o->seed, v,
-                                 L + 1, kl, &r->hash));
+                                 L + 1, m, NULL, &r->hash));
         whole[i] = rk_now_s() - t;
         RK_TRY(rk_engine_free(b->e, 0));
     }
@@ -244,9 +310,13 @@ static rk_status plan(rk_bench *b) {
     int                variants = b->cache ? 2 : 1;
     b->n_prefill = p->v[0] ? p->n : 0;
     b->n_decode = o->bench_decode ? c->n * k->n * variants : 0;
+    b->n_pair = has_pair(o) ? c->n : 0;
     b->n_profile = o->bench_profile ? c->n : 0;
     RK_TRY(rk_mem_alloc_to(b->n_prefill, sizeof *b->prefill, "results", &b->prefill));
     RK_TRY(rk_mem_alloc_to(b->n_decode, sizeof *b->decode, "results", &b->decode));
+    RK_TRY(rk_mem_alloc_to(b->n_pair, sizeof *b->pair, "results", &b->pair));
+    for (int i = 0; i < b->n_pair; i++)
+        b->pair[i] = (rk_bench_pair){.context = c->v[i], .n_new = o->bench_decode};
     RK_TRY(rk_mem_alloc_to(b->n_profile, sizeof *b->profile, "results", &b->profile));
     for (int i = 0; i < b->n_prefill; i++) b->prefill[i].n = p->v[i];
     for (int i = 0; i < b->n_decode; i++)
@@ -269,8 +339,8 @@ static int64_t longest(const rk_bench *b) {
     return n;
 }
 
-/* Shapes: tokens [longest + response], v, kl [L + 1], s [2 * repeat] */
-static rk_status measure(rk_bench *b, int32_t *tokens, rk_variant *v, double *kl, double *s) {
+/* Shapes: tokens [longest + response], v, m [L + 1], s [2 * repeat] */
+static rk_status measure(rk_bench *b, int32_t *tokens, rk_variant *v, rk_measured *m, double *s) {
     enum { WARM = 64 }; /* tokens: first calls make scratch memory and wake threads */
     int64_t     n = longest(b);
     int         done = 0;
@@ -279,7 +349,8 @@ static rk_status measure(rk_bench *b, int32_t *tokens, rk_variant *v, double *kl
     make_tokens(b, 0, n + b->o->response, tokens);
     RK_TRY(prefill(b, 0, tokens, n < WARM ? n : WARM, 0, NULL, &first, s));
     RK_TRY(rk_engine_free(b->e, 0));
-    rk_progress_begin(&bar, "measuring", "settings", b->n_prefill + b->n_decode + b->n_profile);
+    rk_progress_begin(&bar, "measuring", "settings",
+                      b->n_prefill + b->n_decode + b->n_pair + b->n_profile);
     for (int i = 0; i < b->n_prefill; i++) {
         RK_TRY(run_prefill(b, &b->prefill[i], tokens, s));
         rk_progress_set(&bar, ++done);
@@ -288,8 +359,12 @@ static rk_status measure(rk_bench *b, int32_t *tokens, rk_variant *v, double *kl
         RK_TRY(run_decode(b, &b->decode[i]));
         rk_progress_set(&bar, ++done);
     }
+    for (int i = 0; i < b->n_pair; i++) {
+        RK_TRY(run_pair(b, &b->pair[i], tokens));
+        rk_progress_set(&bar, ++done);
+    }
     for (int i = 0; i < b->n_profile; i++) {
-        RK_TRY(run_profile(b, &b->profile[i], tokens, v, kl, s, s + b->o->repeat));
+        RK_TRY(run_profile(b, &b->profile[i], tokens, v, m, s, s + b->o->repeat));
         rk_progress_set(&bar, ++done);
     }
     rk_progress_end(&bar);
@@ -299,20 +374,21 @@ static rk_status measure(rk_bench *b, int32_t *tokens, rk_variant *v, double *kl
 rk_status rk_bench_run(rk_bench *b) {
     int32_t    *tokens = NULL;
     rk_variant *v = NULL;
-    double     *kl = NULL, *s = NULL;
+    rk_measured *m = NULL;
+    double     *s = NULL;
     int64_t     L = rk_engine_model(b->e)->n_layers;
     rk_status   st;
     RK_TRY_OUT(st, plan(b));
     RK_TRY_OUT(st,
                rk_mem_alloc_to(longest(b) + b->o->response, sizeof(int32_t), "prompt", &tokens));
     RK_TRY_OUT(st, rk_mem_alloc_to(L + 1, sizeof(rk_variant), "variants", &v));
-    RK_TRY_OUT(st, rk_mem_alloc_to(L + 1, sizeof(double), "divergences", &kl));
+    RK_TRY_OUT(st, rk_mem_alloc_to(L + 1, sizeof(rk_measured), "measurements", &m));
     RK_TRY_OUT(st, rk_mem_alloc_to(2 * b->o->repeat, sizeof(double), "times", &s));
-    st = measure(b, tokens, v, kl, s);
+    st = measure(b, tokens, v, m, s);
 out:
     rk_mem_free(tokens);
     rk_mem_free(v);
-    rk_mem_free(kl);
+    rk_mem_free(m);
     rk_mem_free(s);
     return st;
 }
@@ -320,10 +396,12 @@ out:
 void rk_bench_free(rk_bench *b) {
     rk_mem_free(b->prefill);
     rk_mem_free(b->decode);
+    rk_mem_free(b->pair);
     rk_mem_free(b->profile);
     rk_mem_free(b->stages);
     b->prefill = NULL;
     b->decode = NULL;
+    b->pair = NULL;
     b->profile = NULL;
     b->stages = NULL;
 }

@@ -23,12 +23,21 @@ rk_status rk_cmd_profile(rk_cli *c);
 rk_status rk_cmd_budget(rk_cli *c);
 rk_status rk_cmd_generate(rk_cli *c);
 rk_status rk_cmd_bench(rk_cli *c);
+rk_status rk_cmd_eval(rk_cli *c);
 rk_status rk_cmd_inspect(rk_cli *c);
 rk_status rk_cmd_version(rk_cli *c);
 
 /* Ranks: collective. The border of a phase: all ranks get the status of the first that failed. A
  * lost peer is not discussed with the others. */
 rk_status rk_cli_phase(rk_cli *c, rk_status mine);
+
+/* From now on SIGTERM, SIGINT and SIGUSR1 ask to stop: the value pointed to becomes 1 at the first; a
+ * second one ends the program. */
+const volatile int *rk_cli_catch_signals(void);
+
+/* Ranks: collective. Wait for replicas, which end at different times, each after many steps: the
+ * deadline is that of a job. */
+rk_status rk_cli_wait_for_replicas(rk_cli *c);
 
 /* One line with every setting in effect. */
 void rk_cli_log_settings(const rk_options *o);
@@ -45,16 +54,19 @@ int64_t rk_cli_chunk(const rk_options *o, int64_t n_prompt, int n_stages);
  * Errors: RK_E_USAGE this CPU lacks that path */
 rk_status rk_cli_path(rk_cli *c, rk_engine_config *cfg);
 
-/* Whether --weights asks for quantised matrices, and what a result says of it.
- * Errors: RK_E_USAGE native is asked of a model that has none */
-bool        rk_cli_native(const rk_options *o);
+/* Whether quantised matrices stay so: as --weights says, else where the file has them; and what a
+ * result says of it. Errors: RK_E_USAGE native is asked of a model that has none */
+bool        rk_cli_native(const rk_options *o, const rk_weights *w);
 rk_status   rk_cli_check_weights(const rk_options *o, const rk_weights *w);
-const char *rk_cli_weights_form(const rk_options *o, const rk_backend *be);
+const char *rk_cli_weights_form(rk_engine *e);
 
 /* What a result's numbers depend on: backend, numerics, weights, and the leader's path. */
-void rk_cli_set_numbers(rk_json *o, const rk_options *opt, const rk_backend *be);
+void rk_cli_set_numbers(rk_json *o, rk_engine *e);
 
+/* The policy of a run: full where the cache is kept whole; and the one that the options name even
+ * so, for commands that cut at levels of their own. */
 rk_select_params rk_cli_select(const rk_options *o);
+rk_select_params rk_cli_policy(const rk_options *o);
 
 /* Memory of a run that is not started, as text or as JSON's `stages`.
  * Shapes: begin [n_stages + 1] of rk_engine_partition_of */

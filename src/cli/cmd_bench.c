@@ -88,12 +88,13 @@ static rk_engine_config engine_config(const benching *g) {
          .n_threads = rk_cli_threads(o, g->c->world),
          .partition = o->partition,
          .chunk = rk_cli_chunk(o, longest, rk_comm_size(g->c->world)),
-         .max_sequences = o->bench_decode ? (int)largest(&o->bench_batch) : 1,
+         .max_sequences = (int)max64(o->bench_decode ? largest(&o->bench_batch) : 1,
+                                     rk_bench_sequences(o)),
          .max_prompt = longest,
          .max_new = o->bench_decode,
          .select = rk_cli_select(o),
          .budget = longest > context ? g->estimate : NULL,
-         .native = rk_cli_native(o),
+         .native = rk_cli_native(o, g->w),
     };
     if (o->bench_profile) {
         cfg.row_cap = max64(2 * o->response, ROW_CAP);

@@ -114,7 +114,7 @@ static rk_engine_config engine_config(const generation *g) {
                               .max_new = g->job.max_new,
                               .select = rk_cli_select(o),
                               .budget = g->job.has_budget ? g->estimate : NULL,
-                              .native = rk_cli_native(o),
+                              .native = rk_cli_native(o, g->w),
                               .hash_weights = g->job.hash_weights != 0};
 }
 
@@ -285,7 +285,7 @@ static void show_json(generation *g, const totals *t) {
     bool     single = made && !g->c->o->input;
     rk_json *o = single ? made : summary_json(g, t);
     if (made && !single) rk_json_set(o, "results", made);
-    rk_cli_set_numbers(o, g->c->o, rk_engine_backend(g->e));
+    rk_cli_set_numbers(o, g->e);
     rk_json_set(o, "stages", rk_cli_stages(g->e));
     rk_cli_print_json(o);
 }

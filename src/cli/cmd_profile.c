@@ -1,7 +1,6 @@
 /* cmd_profile.c - ripplekv profile: layer sensitivities of a model into an HDF5 file. */
 #define _GNU_SOURCE
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -25,22 +24,6 @@ typedef struct profiling {
     int              n_stages, index; /* P; which replica this rank is of */
     int64_t          max_prompt;
 } profiling;
-
-/* The one thing that a signal handler can reach. */
-static volatile int stop_request;
-
-static void on_signal(int sig) {
-    stop_request = 1;
-    signal(sig, SIG_DFL); /* a second one ends it the hard way */
-}
-
-static void catch_signals(void) {
-    struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    sigemptyset(&a.sa_mask);
-    sigaction(SIGTERM, &a, NULL);
-    sigaction(SIGINT, &a, NULL);
-    sigaction(SIGUSR1, &a, NULL);
-}
 
 /* ---- before the work ---- */
 
@@ -103,7 +86,7 @@ static rk_engine_config engine_config(const profiling *g) {
                               .max_response = o->response,
                               .select = rk_cli_select(o),
                               .hash_weights = true,
-                              .native = rk_cli_native(o),
+                              .native = rk_cli_native(o, g->w),
                               .quiet = g->index != 0};
 }
 
@@ -188,7 +171,7 @@ static rk_status describe(profiling *g) {
     snprintf(p->backend, sizeof p->backend, "%s", o->backend);
     snprintf(p->dtype, sizeof p->dtype, "%s", dtype);
     snprintf(p->numerics, sizeof p->numerics, "%s", be->numerics);
-    snprintf(p->weights, sizeof p->weights, "%s", rk_cli_weights_form(o, be));
+    snprintf(p->weights, sizeof p->weights, "%s", rk_cli_weights_form(g->e));
     snprintf(p->signal, sizeof p->signal, "%s", o->signal);
     snprintf(p->version, sizeof p->version, "%s", RK_VERSION);
     return command_line(g->c, &p->command);
@@ -214,7 +197,7 @@ static void show_json(const profiling *g) {
     rk_json_set_int(o, "skipped", g->calibration.n_skipped);
     rk_json_set_int(o, "resumed", g->cost.n_resumed);
     rk_json_set_str(o, "output", g->c->o->output);
-    rk_cli_set_numbers(o, g->c->o, rk_engine_backend(g->e));
+    rk_cli_set_numbers(o, g->e);
     rk_json_set(o, "stages", rk_cli_stages(g->e));
     rk_cli_print_json(o);
 }
@@ -236,7 +219,7 @@ static void show_table(const profiling *g) {
 static rk_status run(profiling *g) {
     rk_cli           *c = g->c;
     const rk_options *o = c->o;
-    catch_signals();
+    const volatile int *stop = rk_cli_catch_signals();
     RK_TRY(rk_cli_phase(c, prepare(g)));
     if (o->dry_run) return rk_cli_phase(c, c->leader ? dry_run(g) : RK_OK);
     if (c->leader) {
@@ -257,7 +240,7 @@ static rk_status run(profiling *g) {
                            .seed = o->seed,
                            .output = o->output,
                            .resume = o->resume,
-                           .stop_request = &stop_request};
+                           .stop_request = stop};
     RK_TRY(rk_profiler_run(c->world, g->e, g->replica, g->index, (int)o->replicas, &job, &g->out,
                            &g->cost));
     if (c->leader) {

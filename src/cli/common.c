@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* sched_getaffinity */
 #include <errno.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,32 @@ rk_status rk_cli_phase(rk_cli *c, rk_status mine) {
     if (mine == RK_E_PEER) return mine;
     rk_status st = rk_comm_agree(c->world, mine, &c->reporter);
     c->agreed = st != RK_OK && (st != RK_E_PEER);
+    return st;
+}
+
+/* The one thing that a signal handler can reach. */
+static volatile int stop_request;
+
+static void on_signal(int sig) {
+    stop_request = 1;
+    signal(sig, SIG_DFL); /* a second one ends it the hard way */
+}
+
+const volatile int *rk_cli_catch_signals(void) {
+    struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigemptyset(&a.sa_mask);
+    sigaction(SIGTERM, &a, NULL);
+    sigaction(SIGINT, &a, NULL);
+    sigaction(SIGUSR1, &a, NULL);
+    return &stop_request;
+}
+
+rk_status rk_cli_wait_for_replicas(rk_cli *c) {
+    enum { STEPS = 30 };
+    double t = rk_comm_timeout(c->world);
+    rk_comm_set_timeout(c->world, STEPS * t);
+    rk_status st = rk_comm_barrier(c->world);
+    rk_comm_set_timeout(c->world, t);
     return st;
 }
 
@@ -57,36 +84,44 @@ rk_status rk_cli_path(rk_cli *c, rk_engine_config *cfg) {
     return rk_cli_phase(c, st);
 }
 
-bool rk_cli_native(const rk_options *o) { return o->weights && strcmp(o->weights, "native") == 0; }
+bool rk_cli_native(const rk_options *o, const rk_weights *w) {
+    if (o->weights) return strcmp(o->weights, "native") == 0;
+    return strcmp(o->backend, "cpu") == 0 && rk_quant_of_name(rk_weights_dtype(w)) != RK_QUANT_NONE;
+}
 
 rk_status rk_cli_check_weights(const rk_options *o, const rk_weights *w) {
-    if (!rk_cli_native(o) || rk_quant_of_name(rk_weights_dtype(w)) != RK_QUANT_NONE) return RK_OK;
+    if (!rk_cli_native(o, w) || rk_quant_of_name(rk_weights_dtype(w)) != RK_QUANT_NONE) return RK_OK;
     return RK_FAIL(RK_E_USAGE, "--weights native: %s holds %s, which is not quantised; use --weights bf16",
                    o->model, rk_weights_dtype(w));
 }
 
-const char *rk_cli_weights_form(const rk_options *o, const rk_backend *be) {
-    return rk_cli_native(o) ? "native" : rk_dtype_name(be->weight_dtype);
+const char *rk_cli_weights_form(rk_engine *e) {
+    return rk_engine_native(e) ? "native" : rk_dtype_name(rk_engine_backend(e)->weight_dtype);
 }
 
-void rk_cli_set_numbers(rk_json *o, const rk_options *opt, const rk_backend *be) {
+void rk_cli_set_numbers(rk_json *o, rk_engine *e) {
+    const rk_backend *be = rk_engine_backend(e);
     rk_json_set_str(o, "backend", be->ops->name);
     rk_json_set_str(o, "numerics", be->numerics);
-    rk_json_set_str(o, "weights", rk_cli_weights_form(opt, be));
+    rk_json_set_str(o, "weights", rk_cli_weights_form(e));
     rk_json_set_str(o, "path", be->path);
 }
 
+rk_select_params rk_cli_policy(const rk_options *o) {
+    return (rk_select_params){.policy = strcmp(o->policy, "streaming") == 0 ? RK_POLICY_STREAMING
+                                                                            : RK_POLICY_SNAPKV,
+                              .window = (int)o->window,
+                              .sinks = (int)o->sinks,
+                              .pool = strcmp(o->pool, "avg") == 0 ? RK_POOL_AVG : RK_POOL_MAX,
+                              .kernel = (int)o->kernel,
+                              .group_reduce = strcmp(o->group_reduce, "max") == 0 ? RK_REDUCE_MAX
+                                                                                  : RK_REDUCE_MEAN,
+                              .pool_first = o->pool_first};
+}
+
 rk_select_params rk_cli_select(const rk_options *o) {
-    rk_select_params p = {.policy = RK_POLICY_FULL,
-                          .window = (int)o->window,
-                          .sinks = (int)o->sinks,
-                          .pool = strcmp(o->pool, "avg") == 0 ? RK_POOL_AVG : RK_POOL_MAX,
-                          .kernel = (int)o->kernel,
-                          .group_reduce =
-                              strcmp(o->group_reduce, "max") == 0 ? RK_REDUCE_MAX : RK_REDUCE_MEAN,
-                          .pool_first = o->pool_first};
-    if (o->command != RK_CMD_PROFILE && !rk_options_full_cache(o))
-        p.policy = strcmp(o->policy, "streaming") == 0 ? RK_POLICY_STREAMING : RK_POLICY_SNAPKV;
+    rk_select_params p = rk_cli_policy(o);
+    if (rk_options_full_cache(o)) p.policy = RK_POLICY_FULL;
     return p;
 }
 

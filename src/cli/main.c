@@ -11,6 +11,7 @@ static rk_status (*const commands[RK_CMDS])(rk_cli *c) = {
     [RK_CMD_PROFILE] = rk_cmd_profile,   [RK_CMD_BUDGET] = rk_cmd_budget,
     [RK_CMD_GENERATE] = rk_cmd_generate, [RK_CMD_INSPECT] = rk_cmd_inspect,
     [RK_CMD_VERSION] = rk_cmd_version,   [RK_CMD_BENCH] = rk_cmd_bench,
+    [RK_CMD_EVAL] = rk_cmd_eval,
 };
 
 static rk_status help(const rk_options *o) {

@@ -15,9 +15,13 @@ const char *rk_command_name(rk_command c) {
     return c < RK_CMDS ? rk_command_rows[c].name : "";
 }
 
+const char *rk_options_name(rk_opt id) { return rk_option_rows[id].name; }
+
 bool rk_command_has_model(rk_command c) {
-    return c == RK_CMD_PROFILE || c == RK_CMD_GENERATE || c == RK_CMD_BENCH;
+    return c == RK_CMD_PROFILE || c == RK_CMD_GENERATE || c == RK_CMD_BENCH || c == RK_CMD_EVAL;
 }
+
+bool rk_options_is_cache(rk_opt id) { return rk_option_rows[id].group == RK_GROUP_CACHE; }
 
 bool rk_options_full_cache(const rk_options *o) {
     return !o->given[RK_OPT_RATIO] && !o->given[RK_OPT_BUDGET];
@@ -90,7 +94,7 @@ static rk_status find_command(const char *word, rk_command *out) {
         return RK_FAIL(RK_E_USAGE, "unknown command \"%.*s\"; did you mean \"%s\"?", SHOWN, word,
                        near);
     return RK_FAIL(RK_E_USAGE,
-                   "unknown command \"%.*s\"; there are profile, budget, generate, bench, "
+                   "unknown command \"%.*s\"; there are profile, budget, generate, eval, bench, "
                    "inspect, version, help",
                    SHOWN, word);
 }
@@ -189,13 +193,13 @@ static rk_status parse_real(const rk_option_row *row, const char *whole, const c
     return RK_OK;
 }
 
-static rk_status parse_reals(const rk_option_row *row, const char *text, rk_options *o) {
+static rk_status parse_reals(const rk_option_row *row, const char *text, rk_real_list *out) {
     const char *p = text;
-    for (o->epsilon.n = 0;; p++) {
-        if (o->epsilon.n == RK_OPT_LIST_MAX)
+    for (out->n = 0;; p++) {
+        if (out->n == RK_OPT_LIST_MAX)
             return RK_FAIL(RK_E_USAGE, "--%s %.*s: at most %d values", row->name, SHOWN, text,
                            RK_OPT_LIST_MAX);
-        RK_TRY(parse_real(row, text, &p, ',', &o->epsilon.v[o->epsilon.n++]));
+        RK_TRY(parse_real(row, text, &p, ',', &out->v[out->n++]));
         if (*p == 0) return RK_OK;
     }
 }
@@ -271,7 +275,7 @@ static rk_status store(const rk_option_row *row, const char *text, rk_options *o
         return RK_OK;
     }
     case RK_OPTION_REALS:
-        return parse_reals(row, text, o);
+        return parse_reals(row, text, (rk_real_list *)(void *)at);
     case RK_OPTION_INTS:
         return parse_ints(row, text, (rk_int_list *)(void *)at);
     }
@@ -339,22 +343,28 @@ static rk_status take_words(int argc, char *const *argv, int from, rk_options *o
 
 /* ---- what goes together ---- */
 
+static bool is_damage(const rk_options *o) {
+    return o->command == RK_CMD_EVAL && o->positional && strcmp(o->positional, "damage") == 0;
+}
+
 const char *rk_options_unused(const rk_options *o, rk_opt id) {
-    bool              full = rk_options_full_cache(o);
+    bool              damage = is_damage(o);
+    bool              full = rk_options_full_cache(o) && !damage; /* damage cuts at levels of its own */
     bool              ripple = o->allocator && strcmp(o->allocator, "ripple") == 0;
     bool              pyramid = o->allocator && strcmp(o->allocator, "pyramid") == 0;
     bool              snapkv = strcmp(o->policy, "snapkv") == 0;
     static const char keeps_all[] = "without --ratio or --budget the whole cache is kept";
+    static const char levels_say[] = "eval damage cuts at --levels";
     static const char none_decoded[] = "--decode 0 leaves the decoding out";
     switch (id) {
     case RK_OPT_ALLOCATOR:
-        return full ? keeps_all : NULL;
+        return damage ? levels_say : full ? keeps_all : NULL;
     case RK_OPT_SENSITIVITY:
         if (o->command == RK_CMD_BUDGET) return NULL; /* it says how many layers there are */
         return full ? keeps_all : ripple ? NULL : "only --allocator ripple reads it";
     case RK_OPT_R:
     case RK_OPT_GAMMA:
-        return full ? keeps_all : ripple ? NULL : "only --allocator ripple reads it";
+        return damage ? levels_say : full ? keeps_all : ripple ? NULL : "only --allocator ripple reads it";
     case RK_OPT_BETA:
         return full ? keeps_all : pyramid ? NULL : "only --allocator pyramid reads it";
     case RK_OPT_POLICY:
@@ -378,8 +388,13 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
         return o->bench_decode ? NULL : none_decoded;
     case RK_OPT_BENCH_CONTEXT:
         return o->bench_decode || o->bench_profile ? NULL : none_decoded;
+    case RK_OPT_LEVELS:
+        return damage ? NULL : "only eval damage reads it";
+    case RK_OPT_RESUME:
+        return o->command == RK_CMD_EVAL && !o->output ? "there is no --output" : NULL;
     case RK_OPT_RATIO:
     case RK_OPT_BUDGET:
+        if (damage) return levels_say;
         return o->command == RK_CMD_BENCH && !o->bench_decode ? none_decoded : NULL;
     case RK_OPT_REPEAT:
         return o->bench_prefill.v[0] || o->bench_profile ? NULL : "only prefill and profile repeat";
@@ -391,6 +406,8 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
 }
 
 static rk_status check_required(const rk_options *o) {
+    if (o->command == RK_CMD_EVAL && !o->positional)
+        return RK_FAIL(RK_E_USAGE, "eval needs a TASK: fidelity, perplexity or damage");
     for (int i = 0; i < RK_OPTS; i++) {
         const rk_option_row *row = &rk_option_rows[i];
         if ((row->required & 1u << o->command) && !o->given[i])
@@ -441,6 +458,17 @@ static rk_status check_bench(const rk_options *o) {
     return check_cache(o);
 }
 
+static rk_status check_eval(const rk_options *o) {
+    for (int i = 1; i < o->levels.n; i++)
+        if (!(o->levels.v[i] > o->levels.v[i - 1]))
+            return RK_FAIL(RK_E_USAGE, "--levels: must ascend");
+    if (!is_damage(o) && !o->sweep && rk_options_full_cache(o))
+        return RK_FAIL(RK_E_USAGE,
+                       "eval %.40s compares a cut cache with the full one: give --ratio, --budget or "
+                       "--sweep", o->positional);
+    return check_cache(o);
+}
+
 static rk_status check_backend(const rk_options *o) {
     bool        ref = strcmp(o->backend, "ref") == 0;
     const char *dtype = ref ? "f32" : "bf16";
@@ -465,6 +493,7 @@ static rk_status check(rk_options *o) {
     if (rk_command_has_model(o->command)) RK_TRY(check_backend(o));
     if (o->command == RK_CMD_GENERATE) RK_TRY(check_generate(o));
     if (o->command == RK_CMD_BENCH) RK_TRY(check_bench(o));
+    if (o->command == RK_CMD_EVAL) RK_TRY(check_eval(o));
     for (int i = 0; i < RK_OPTS; i++) {
         const char *why = o->given[i] ? rk_options_unused(o, (rk_opt)i) : NULL;
         if (why) return RK_FAIL(RK_E_USAGE, "--%s has no effect: %s", rk_option_rows[i].name, why);
@@ -477,7 +506,7 @@ rk_status rk_options_parse(int argc, char *const *argv, rk_options *out) {
     RK_TRY(set_defaults(&o));
     if (argc < 2)
         return RK_FAIL(RK_E_USAGE,
-                       "no command; there are profile, budget, generate, bench, inspect, "
+                       "no command; there are profile, budget, generate, eval, bench, inspect, "
                        "version, help");
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         o.command = RK_CMD_HELP;

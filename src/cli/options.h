@@ -10,6 +10,7 @@ typedef enum rk_command {
     RK_CMD_PROFILE,
     RK_CMD_BUDGET,
     RK_CMD_GENERATE,
+    RK_CMD_EVAL,
     RK_CMD_BENCH,
     RK_CMD_INSPECT,
     RK_CMD_VERSION,
@@ -74,6 +75,12 @@ typedef enum rk_opt {
     RK_OPT_BENCH_DECODE,
     RK_OPT_BENCH_PROFILE,
     RK_OPT_REPEAT,
+    RK_OPT_EVAL_INPUT,
+    RK_OPT_EVAL_CONTEXT,
+    RK_OPT_EVAL_SAMPLES,
+    RK_OPT_EVAL_OUTPUT,
+    RK_OPT_SWEEP,
+    RK_OPT_LEVELS,
     RK_OPT_FULL,
     RK_OPT_MARKDOWN,
     RK_OPTS,
@@ -87,11 +94,17 @@ typedef struct rk_int_list {
     int     n;
 } rk_int_list;
 
+/* "0.3,0.1" */
+typedef struct rk_real_list {
+    double v[RK_OPT_LIST_MAX];
+    int    n;
+} rk_real_list;
+
 /* Values of all options, defaults where not given; texts point into argv or the table. */
 typedef struct rk_options {
     rk_command  command;
     bool        help;       /* --help: nothing else was checked */
-    const char *positional; /* inspect PATH, help COMMAND; or NULL */
+    const char *positional; /* inspect PATH, help COMMAND, eval TASK; or NULL */
     bool        given[RK_OPTS];
 
     const char *model, *backend, *dtype, *numerics, *weights; /* dtype, weights: NULL or as given */
@@ -111,11 +124,8 @@ typedef struct rk_options {
 
     const char *calibration, *signal;
     int64_t     samples, context, response, draws;
-    struct {
-        double v[RK_OPT_LIST_MAX];
-        int    n;
-    } epsilon;
-    bool resume;
+    rk_real_list epsilon;
+    bool         resume;
 
     const char *prompt, *prompt_file, *input, *output, *chat_template;
     bool        chat;
@@ -129,6 +139,9 @@ typedef struct rk_options {
     rk_int_list bench_prefill, bench_context, bench_batch;
     int64_t     bench_decode, repeat;
     bool        bench_profile;
+
+    const char *sweep;
+    rk_real_list levels;
 
     bool full, markdown;
 } rk_options;
@@ -152,6 +165,8 @@ void rk_options_markdown(void);
 const char *rk_options_settings(const rk_options *o, char *buf, size_t cap);
 
 const char *rk_command_name(rk_command c);
+const char *rk_options_name(rk_opt id); /* without the dashes */
+bool        rk_options_is_cache(rk_opt id); /* of the group Cache: how a prompt's cache is cut */
 
 /* Does the command run a model, on all ranks? */
 bool rk_command_has_model(rk_command c);

@@ -5,15 +5,21 @@
 
 #define IN(c)    (1u << RK_CMD_##c)
 #define AT(f)    offsetof(rk_options, f)
-#define RUNS     (IN(PROFILE) | IN(GENERATE) | IN(BENCH))
-#define EVICTS   (IN(GENERATE) | IN(BENCH))
+#define RUNS     (IN(PROFILE) | IN(GENERATE) | IN(BENCH) | IN(EVAL))
+#define EVICTS   (IN(GENERATE) | IN(BENCH) | IN(EVAL))
 #define CACHE    (IN(BUDGET) | EVICTS)
 #define ALL_RUNS (RUNS | IN(BUDGET) | IN(INSPECT) | IN(VERSION))
 #define INT_TOP  2147483647.0
 
-enum { G_RUN, G_CACHE, G_PROFILE, G_GENERATE, G_BENCH, G_OTHER };
+#define G_RUN      RK_GROUP_RUN
+#define G_CACHE    RK_GROUP_CACHE
+#define G_PROFILE  RK_GROUP_PROFILE
+#define G_GENERATE RK_GROUP_GENERATE
+#define G_EVAL     RK_GROUP_EVAL
+#define G_BENCH    RK_GROUP_BENCH
+#define G_OTHER    RK_GROUP_OTHER
 const char *const rk_option_groups[] = {"Model and machine", "Cache", "Profile", "Generate",
-                                        "Bench", "Other"};
+                                        "Eval", "Bench", "Other"};
 
 const rk_command_row rk_command_rows[RK_CMDS] = {
     [RK_CMD_PROFILE] = {"profile", "--model PATH --calibration FILE --output FILE.h5",
@@ -24,6 +30,8 @@ const rk_command_row rk_command_rows[RK_CMDS] = {
     [RK_CMD_GENERATE] = {"generate",
                          "--model PATH --prompt TEXT | --prompt-file F | --input F.jsonl",
                          "runs prompts (text, file, JSONL) under a cache budget", NULL},
+    [RK_CMD_EVAL] = {"eval", "TASK --model PATH --input FILE.jsonl [--sweep FILE]",
+                     "what a cut cache does to a model: fidelity, perplexity, damage", "TASK"},
     [RK_CMD_BENCH] = {"bench", "--model PATH [--prefill N,...] [--context N,... --decode N]",
                       "speed of prefill, decode, compression and profile beside what the machine "
                       "can do", NULL},
@@ -47,13 +55,13 @@ const rk_option_row rk_option_rows[RK_OPTS] = {
         0, 0, false, AT(numerics), G_RUN},
     [RK_OPT_WEIGHTS] = {"weights", RK_OPTION_CHOICE, RUNS, 0, NULL, "bf16|native", NULL, NULL,
         "form of the weights in memory on the cpu backend; native: quantised types of a GGUF file "
-        "stay, and new tokens are made with int8 activations", 0, 0, false, AT(weights), G_RUN},
+        "stay, and new tokens are made with int8 activations; default native where there are any", 0, 0, false, AT(weights), G_RUN},
     [RK_OPT_THREADS] = {"threads", RK_OPTION_INT, RUNS, 0, "N", NULL, "0", NULL,
         "threads of each rank; 0: this rank's share of the cores", 0, 4096, false, AT(threads),
         G_RUN},
     [RK_OPT_SEED] = {"seed", RK_OPTION_SEED, RUNS, 0, "N", NULL, "7", NULL,
         "all random numbers derive from it", 0, 0, false, AT(seed), G_RUN},
-    [RK_OPT_REPLICAS] = {"replicas", RK_OPTION_INT, IN(PROFILE) | IN(GENERATE), 0, "R", NULL, "1", NULL,
+    [RK_OPT_REPLICAS] = {"replicas", RK_OPTION_INT, IN(PROFILE) | IN(GENERATE) | IN(EVAL), 0, "R", NULL, "1", NULL,
         "copies of the model; each has ranks / R stages and takes its share of the samples; "
         "generate runs one", 1, 65536, false, AT(replicas), G_RUN},
     [RK_OPT_PARTITION] = {"partition", RK_OPTION_TEXT, RUNS, 0, "SPLIT", NULL, "auto", NULL,
@@ -122,7 +130,7 @@ const rk_option_row rk_option_rows[RK_OPTS] = {
         "samples at most", 1, 1 << 20, false, AT(samples), G_PROFILE},
     [RK_OPT_CONTEXT] = {"context", RK_OPTION_INT, IN(PROFILE), 0, "N", NULL, "1024", "tokens",
         "prompt of a sample", 1, INT_TOP, false, AT(context), G_PROFILE},
-    [RK_OPT_RESPONSE] = {"response", RK_OPTION_INT, IN(PROFILE) | IN(BENCH), 0, "N", NULL, "32", "tokens",
+    [RK_OPT_RESPONSE] = {"response", RK_OPTION_INT, IN(PROFILE) | IN(BENCH) | IN(EVAL), 0, "N", NULL, "32", "tokens",
         "text behind the prompt over which the divergence is taken", 1, 4096, false, AT(response),
         G_PROFILE},
     [RK_OPT_EPSILON] = {"epsilon", RK_OPTION_REALS, IN(PROFILE), 0, "E,...", NULL, "0.3", NULL,
@@ -132,7 +140,7 @@ const rk_option_row rk_option_rows[RK_OPTS] = {
         "disturbances of each layer and sample", 1, 65536, false, AT(draws), G_PROFILE},
     [RK_OPT_SIGNAL] = {"signal", RK_OPTION_CHOICE, IN(PROFILE), 0, NULL, "kl", "kl", NULL,
         "what is measured", 0, 0, false, AT(signal), G_PROFILE},
-    [RK_OPT_RESUME] = {"resume", RK_OPTION_FLAG, IN(PROFILE), 0, NULL, NULL, NULL, NULL,
+    [RK_OPT_RESUME] = {"resume", RK_OPTION_FLAG, IN(PROFILE) | IN(EVAL), 0, NULL, NULL, NULL, NULL,
         "go on from the journals beside --output", 0, 0, false, AT(resume), G_PROFILE},
 
     [RK_OPT_PROMPT] = {"prompt", RK_OPTION_TEXT, IN(GENERATE), 0, "TEXT", NULL, NULL, NULL,
@@ -162,6 +170,23 @@ const rk_option_row rk_option_rows[RK_OPTS] = {
         G_GENERATE},
     [RK_OPT_BATCH] = {"batch", RK_OPTION_INT, IN(GENERATE), 0, "N", NULL, "8", NULL,
         "prompts of --input that run at once", 1, 4096, false, AT(batch), G_GENERATE},
+
+    [RK_OPT_EVAL_INPUT] = {"input", RK_OPTION_TEXT, IN(EVAL), IN(EVAL), "FILE.jsonl", NULL, NULL, NULL,
+        "documents: JSONL with `text` or `prompt` and `response`, or a text", 0, 0, false, AT(input),
+        G_EVAL},
+    [RK_OPT_EVAL_CONTEXT] = {"context", RK_OPTION_INT, IN(EVAL), 0, "N", NULL, "1024", "tokens",
+        "prompt of a document", 1, INT_TOP, false, AT(context), G_EVAL},
+    [RK_OPT_EVAL_SAMPLES] = {"samples", RK_OPTION_INT, IN(EVAL), 0, "N", NULL, "0", NULL,
+        "items at most; 0: all", 0, 1 << 20, false, AT(samples), G_EVAL},
+    [RK_OPT_EVAL_OUTPUT] = {"output", RK_OPTION_TEXT, IN(EVAL), 0, "FILE.jsonl", NULL, NULL, NULL,
+        "a record of each item; with it a run can be resumed", 0, 0, false, AT(output), G_EVAL},
+    [RK_OPT_SWEEP] = {"sweep", RK_OPTION_TEXT, IN(EVAL), 0, "FILE", NULL, NULL, NULL,
+        "configurations, one a line: NAME: --cache-option value ...; all share each prompt's prefill",
+        0, 0, false, AT(sweep), G_EVAL},
+    [RK_OPT_LEVELS] = {"levels", RK_OPTION_REALS, IN(EVAL) | IN(PROFILE), 0, "F,...", NULL,
+        "0.04,0.08,0.16,0.32,0.6", NULL,
+        "damage: kept shares of the prompt at which each layer is cut alone", 0, 1, true, AT(levels),
+        G_EVAL},
 
     [RK_OPT_BENCH_PREFILL] = {"prefill", RK_OPTION_INTS, IN(BENCH), 0, "N,...", NULL, "512",
         "tokens", "prompts to prefill; 0: none", 0, INT_TOP, false, AT(bench_prefill), G_BENCH},

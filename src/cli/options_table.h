@@ -27,13 +27,23 @@ typedef struct rk_option_row {
     double         min, max; /* numbers; min_open: min itself is not allowed */
     bool           min_open;
     size_t         offset; /* in rk_options */
-    int            group;  /* heading in help */
+    int            group;  /* rk_option_group: heading in help */
 } rk_option_row;
 
 typedef struct rk_command_row {
     const char *name, *synopsis, *help;
     const char *positional; /* name of the argument; NULL: none */
 } rk_command_row;
+
+enum rk_option_group {
+    RK_GROUP_RUN,
+    RK_GROUP_CACHE,
+    RK_GROUP_PROFILE,
+    RK_GROUP_GENERATE,
+    RK_GROUP_EVAL,
+    RK_GROUP_BENCH,
+    RK_GROUP_OTHER,
+};
 
 extern const rk_option_row  rk_option_rows[RK_OPTS];
 extern const char *const    rk_option_groups[];

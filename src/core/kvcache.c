@@ -121,6 +121,13 @@ rk_status rk_kv_begin(rk_kv *kv, int seq, const int64_t *capacity) {
     return RK_OK;
 }
 
+rk_status rk_kv_begin_empty(rk_kv *kv, int seq) {
+    if (seq < 0 || seq >= kv->max_seqs || kv->in_use[seq])
+        return RK_FAIL(RK_E_BUG, "cache: sequence %d is not free", seq);
+    kv->in_use[seq] = true;
+    return RK_OK;
+}
+
 void rk_kv_drop(rk_kv *kv, int seq) {
     for (int l = 0; l < kv->n_layers; l++) segment_close(kv, at(kv, kv->layer_begin + l, seq));
     kv->in_use[seq] = false;
@@ -167,10 +174,12 @@ const int32_t *rk_kv_positions(const rk_kv *kv, int layer, int seq, int head) {
     return s->position + head * s->capacity;
 }
 
-rk_status rk_kv_compact(rk_kv *kv, int layer, int seq, const int32_t *const *slot,
+rk_status rk_kv_compact(rk_kv *kv, int layer, int from, int to, const int32_t *const *slot,
                         const int32_t *count, int64_t n_new) {
-    segment *old = at(kv, layer, seq), fresh;
+    segment *old = at(kv, layer, from), *target = at(kv, layer, to), fresh;
     int64_t  most = 0;
+    if (from != to && (!kv->in_use[to] || target->pages))
+        return RK_FAIL(RK_E_BUG, "cache: layer %d: sequence %d is no place for a copy", layer, to);
     for (int g = 0; g < kv->G; g++) {
         if (count[g] < 1 || count[g] > old->n_stored[g])
             return RK_FAIL(RK_E_BUG, "cache: layer %d head %d: keep %d of %d slots", layer, g, count[g],
@@ -184,10 +193,10 @@ rk_status rk_kv_compact(rk_kv *kv, int layer, int seq, const int32_t *const *slo
     RK_TRY(segment_open(kv, most + n_new, &fresh));
     fresh.n_seen = old->n_seen;
     for (int g = 0; g < kv->G; g++) {
-        rk_span from = span_of(kv, old, g);
+        rk_span source = span_of(kv, old, g);
         fresh.n_stored[g] = count[g];
-        rk_span   to = span_of(kv, &fresh, g);
-        rk_status st = kv->be->ops->kv_gather(kv->be, kv->d, &from, 1, slot[g], count[g], &to);
+        rk_span   dst = span_of(kv, &fresh, g);
+        rk_status st = kv->be->ops->kv_gather(kv->be, kv->d, &source, 1, slot[g], count[g], &dst);
         if (st != RK_OK) {
             segment_close(kv, &fresh);
             return rk_err_via(st, __FILE__, __LINE__, __func__);
@@ -195,8 +204,8 @@ rk_status rk_kv_compact(rk_kv *kv, int layer, int seq, const int32_t *const *slo
         for (int i = 0; i < count[g]; i++)
             fresh.position[g * fresh.capacity + i] = old->position[g * old->capacity + slot[g][i]];
     }
-    segment_close(kv, old);
-    *old = fresh;
+    segment_close(kv, target);
+    *target = fresh;
     return RK_OK;
 }
 

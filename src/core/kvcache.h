@@ -19,6 +19,8 @@ void      rk_kv_close(rk_kv *kv);
 /* Start a sequence: pages for capacity[l] slots per head in layer layer_begin + l.
  * Errors: RK_E_MEM (the sequence stays free); RK_E_BUG in use */
 rk_status rk_kv_begin(rk_kv *kv, int seq, const int64_t *capacity);
+/* Start a sequence that holds nothing yet: every layer then comes by compact. RK_E_BUG in use */
+rk_status rk_kv_begin_empty(rk_kv *kv, int seq);
 void      rk_kv_drop(rk_kv *kv, int seq);
 bool      rk_kv_in_use(const rk_kv *kv, int seq);
 
@@ -34,9 +36,12 @@ int64_t        rk_kv_seen(const rk_kv *kv, int layer, int seq);
 int32_t        rk_kv_stored(const rk_kv *kv, int layer, int seq, int head);
 const int32_t *rk_kv_positions(const rk_kv *kv, int layer, int seq, int head); /* [n_stored] */
 
-/* Keep the listed slots of each head and room for n_new more.
- * Shapes: slot[g] [count[g]] host, ascending slot indices of the present segment */
-rk_status rk_kv_compact(rk_kv *kv, int layer, int seq, const int32_t *const *slot,
+/* The listed slots of each head of sequence `from`, with room for n_new more, become the layer of
+ * `to`: the same sequence, whose old segment then goes, or one that was begun empty and keeps the
+ * source as it is.
+ * Shapes: slot[g] [count[g]] host, ascending slot indices of the source's segment
+ * Errors: RK_E_MEM; RK_E_BUG bad lists, or a target that holds something */
+rk_status rk_kv_compact(rk_kv *kv, int layer, int from, int to, const int32_t *const *slot,
                         const int32_t *count, int64_t n_new);
 
 int64_t rk_kv_stored_bytes(const rk_kv *kv, int seq); /* of the stored slots, K and V, all layers */

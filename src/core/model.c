@@ -90,14 +90,18 @@ rk_status rk_model_take_q(rk_model *m, int row0, int n, float *dst) {
     return m->be->ops->take_rows(m->be, m->qkv, m->index, n * H, m->cfg.head_dim, dst);
 }
 
-rk_status rk_model_finish(rk_model *m, int layer, float *x, int n, rk_rows_kind kind,
+rk_status rk_model_attend(rk_model *m, int layer, float *x, int n, rk_rows_kind kind,
                           const rk_seq_rows *sets, int n_sets) {
     const rk_backend_ops *op = m->be->ops;
-    rk_layer_weights     *lw = layer_at(m, layer);
     rk_attn_shape         sh = rk_model_attn(m);
-    int                   D = m->cfg.d_model;
     RK_TRY(op->attend(m->be, &sh, m->qkv, n, sets, n_sets, kind, m->act));
-    RK_TRY(op->gemm(m->be, m->act, kind, n, &lw->o, NULL, true, x, D));
+    return op->gemm(m->be, m->act, kind, n, &layer_at(m, layer)->o, NULL, true, x, m->cfg.d_model);
+}
+
+rk_status rk_model_mlp(rk_model *m, int layer, float *x, int n, rk_rows_kind kind) {
+    const rk_backend_ops *op = m->be->ops;
+    rk_layer_weights     *lw = layer_at(m, layer);
+    int                   D = m->cfg.d_model;
     for (int r = 0; r < n; r += RK_MLP_ROWS) {
         int    k = n - r < RK_MLP_ROWS ? n - r : RK_MLP_ROWS;
         float *xr = x + (int64_t)r * D;
@@ -106,6 +110,12 @@ rk_status rk_model_finish(rk_model *m, int layer, float *x, int n, rk_rows_kind 
         RK_TRY(op->gemm(m->be, m->ffn, kind, k, &lw->down, NULL, true, xr, D));
     }
     return RK_OK;
+}
+
+rk_status rk_model_finish(rk_model *m, int layer, float *x, int n, rk_rows_kind kind,
+                          const rk_seq_rows *sets, int n_sets) {
+    RK_TRY(rk_model_attend(m, layer, x, n, kind, sets, n_sets));
+    return rk_model_mlp(m, layer, x, n, kind);
 }
 
 rk_status rk_model_head(rk_model *m, const float *x, int n, rk_rows_kind kind, float *logits) {

@@ -39,9 +39,13 @@ rk_status rk_model_qkv(rk_model *m, int layer, const float *x, int n, rk_rows_ki
                        const int32_t *pos, const rk_seq_rows *sets, int n_sets);
 /* The rotated Q rows of the latest qkv call: copies rows [row0, row0 + n) to dst dev [n][H d]. */
 rk_status rk_model_take_q(rk_model *m, int row0, int n, float *dst);
-/* Second half: attention over the sets' chains, output projection, MLP; x in place. */
+/* Second half: attend, then mlp; x in place. */
 rk_status rk_model_finish(rk_model *m, int layer, float *x, int n, rk_rows_kind kind,
                           const rk_seq_rows *sets, int n_sets);
+/* Its parts: x += O attention over the sets' chains; x += MLP of the normed rows. */
+rk_status rk_model_attend(rk_model *m, int layer, float *x, int n, rk_rows_kind kind,
+                          const rk_seq_rows *sets, int n_sets);
+rk_status rk_model_mlp(rk_model *m, int layer, float *x, int n, rk_rows_kind kind);
 
 /* Logits of n rows of x (all rows 0..n-1). Shapes: logits dev f32 [n][V] */
 rk_status rk_model_head(rk_model *m, const float *x, int n, rk_rows_kind kind, float *logits);
