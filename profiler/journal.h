@@ -8,8 +8,8 @@
 
 typedef struct rk_journal rk_journal;
 
-/* Result of one work item: KLs of variants [first, first + n) of a sample in (layer, epsilon,
- * draw) order, and the noise-floor KL where the item held it (else NaN). */
+/* Result of one work item: values [first, first + n) of a sample, layer by layer as profiler.c
+ * orders them, and the noise-floor KL where the item held it (else NaN). */
 typedef struct rk_journal_record {
     int32_t  sample, first, n;
     uint64_t sample_hash;

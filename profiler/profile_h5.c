@@ -14,7 +14,6 @@
 #include <fcntl.h>
 #include <hdf5.h>
 #include <libgen.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,96 +36,6 @@ enum {
     ATTRIBUTES_COMPACT = 64, /* more than there are: all lie in the root's object header */
     DETAIL = 256,
 };
-
-/* ---- the profile itself ---- */
-
-static rk_status new_array(int64_t n, size_t size, const char *what, void *out) {
-    void *p;
-    RK_TRY(rk_mem_alloc(n, (int64_t)size, what, &p));
-    memcpy(out, &p, sizeof p);
-    return RK_OK;
-}
-
-rk_status rk_profile_init(rk_profile *p, int n_layers, int n_samples, int n_epsilon, int n_draws) {
-    rk_status st = RK_OK;
-    int64_t   n = n_samples, all = (int64_t)n_layers * n_epsilon;
-    memset(p, 0, sizeof *p);
-    if (n_layers < 1 || n_samples < 1 || n_epsilon < 1 || n_draws < 1)
-        return RK_FAIL(RK_E_BUG, "a profile of %d layers, %d samples, %d epsilons and %d draws",
-                       n_layers, n_samples, n_epsilon, n_draws);
-    if (__builtin_mul_overflow(all, (int64_t)n_draws, &all) || __builtin_mul_overflow(all, n, &all))
-        return RK_FAIL(RK_E_MEM, "a profile of %d layers x %d samples x %d epsilons x %d draws",
-                       n_layers, n_samples, n_epsilon, n_draws);
-    p->n_layers = n_layers;
-    p->n_samples = n_samples;
-    p->n_epsilon = n_epsilon;
-    p->n_draws = n_draws;
-    RK_TRY_OUT(st, new_array(all, sizeof *p->kl, "profile values", &p->kl));
-    RK_TRY_OUT(st, new_array(n, sizeof *p->done, "profile samples", &p->done));
-    RK_TRY_OUT(st, new_array(n, sizeof *p->prompt_tokens, "profile samples", &p->prompt_tokens));
-    RK_TRY_OUT(st, new_array(n, sizeof *p->hash, "profile samples", &p->hash));
-    RK_TRY_OUT(st, new_array(n, sizeof *p->floor_kl, "profile samples", &p->floor_kl));
-    RK_TRY_OUT(st, new_array(n_layers, sizeof(double), "sensitivity", &p->sensitivity));
-    RK_TRY_OUT(st, new_array(n_layers, sizeof(double), "sensitivity", &p->sensitivity_std));
-    RK_TRY_OUT(st, new_array(n_epsilon, sizeof(double), "profile epsilons", &p->epsilon));
-    for (int64_t i = 0; i < all; i++) p->kl[i] = NAN;
-    for (int64_t i = 0; i < n; i++) p->floor_kl[i] = NAN;
-    for (int l = 0; l < n_layers; l++) p->sensitivity[l] = p->sensitivity_std[l] = NAN;
-    p->noise_floor = NAN;
-out:
-    if (st != RK_OK) rk_profile_free(p);
-    return st;
-}
-
-void rk_profile_free(rk_profile *p) {
-    rk_mem_free(p->kl);
-    rk_mem_free(p->done);
-    rk_mem_free(p->prompt_tokens);
-    rk_mem_free(p->hash);
-    rk_mem_free(p->floor_kl);
-    rk_mem_free(p->sensitivity);
-    rk_mem_free(p->sensitivity_std);
-    rk_mem_free(p->epsilon);
-    rk_mem_free(p->command);
-    memset(p, 0, sizeof *p);
-}
-
-/* Sum over the draws of sample i at the first epsilon, layer l. */
-static double draw_sum(const rk_profile *p, int i, int l) {
-    const double *kl = p->kl + (int64_t)i * p->n_epsilon * p->n_draws * p->n_layers;
-    double        sum = 0;
-    for (int d = 0; d < p->n_draws; d++) sum += kl[(int64_t)d * p->n_layers + l];
-    return sum;
-}
-
-rk_status rk_profile_reduce(rk_profile *p) {
-    int    n = 0, n_floor = 0;
-    double floor_sum = 0;
-    for (int i = 0; i < p->n_samples; i++) {
-        if (!p->done[i]) continue;
-        n++;
-        if (isnan(p->floor_kl[i])) continue; /* this sample held no epsilon 1e-3 variant */
-        floor_sum += p->floor_kl[i];
-        n_floor++;
-    }
-    if (n == 0)
-        return RK_FAIL(RK_E_NO, "no sample of %d is done: there is no sensitivity yet",
-                       p->n_samples);
-    for (int l = 0; l < p->n_layers; l++) {
-        double sum = 0, square = 0;
-        for (int i = 0; i < p->n_samples; i++)
-            if (p->done[i]) sum += draw_sum(p, i, l);
-        double mean = sum / ((double)n * p->n_draws);
-        for (int i = 0; i < p->n_samples; i++) {
-            double off = p->done[i] ? draw_sum(p, i, l) / p->n_draws - mean : 0;
-            square += off * off;
-        }
-        p->sensitivity[l] = mean;
-        p->sensitivity_std[l] = n > 1 ? sqrt(square / (n - 1)) : 0;
-    }
-    p->noise_floor = n_floor ? floor_sum / n_floor : NAN;
-    return RK_OK;
-}
 
 /* ---- what the file holds ---- */
 
@@ -169,6 +78,16 @@ static const attribute attributes[] = {
 };
 enum { N_ATTRIBUTES = sizeof attributes / sizeof attributes[0] };
 
+/* Attributes of the group damage. */
+static const attribute policy_attributes[] = {
+    FIELD("policy", TEXT, policy.policy),         FIELD("window", I32, policy.window),
+    FIELD("sinks", I32, policy.sinks),            FIELD("pool", TEXT, policy.pool),
+    FIELD("kernel", I32, policy.kernel),          FIELD("group_reduce", TEXT, policy.group_reduce),
+    FIELD("pool_first", I32, policy.pool_first),  FIELD("head_mode", TEXT, policy.head_mode),
+    FIELD("alpha", F64, policy.alpha),
+};
+enum { N_POLICY = sizeof policy_attributes / sizeof policy_attributes[0] };
+
 typedef struct dataset {
     const char *name;
     kind        kind;
@@ -177,17 +96,23 @@ typedef struct dataset {
     hsize_t     dim[MAX_RANK];
 } dataset;
 
-enum { N_DATASETS = 6 };
+enum { MAX_DATASETS = 9 };
 
-static void list_datasets(const rk_profile *p, dataset set[N_DATASETS]) {
-    hsize_t L = (hsize_t)p->n_layers, N = (hsize_t)p->n_samples;
+/* Returns how many there are. */
+static int list_datasets(const rk_profile *p, dataset set[MAX_DATASETS]) {
+    hsize_t L = (hsize_t)p->n_layers, N = (hsize_t)p->n_samples, K = (hsize_t)p->n_levels;
     hsize_t E = (hsize_t)p->n_epsilon, D = (hsize_t)p->n_draws;
+    int     n = 6;
     set[0] = (dataset){"sensitivity", F64, p->sensitivity, 1, {L}};
     set[1] = (dataset){"sensitivity_std", F64, p->sensitivity_std, 1, {L}};
     set[2] = (dataset){"samples/kl", F64, p->kl, 4, {N, E, D, L}};
     set[3] = (dataset){"samples/done", U8, p->done, 1, {N}};
     set[4] = (dataset){"samples/prompt_tokens", I32, p->prompt_tokens, 1, {N}};
     set[5] = (dataset){"samples/hash", U64, p->hash, 1, {N}};
+    if (p->local) set[n++] = (dataset){"local", F64, p->local, 2, {N, L}};
+    if (K) set[n++] = (dataset){"damage/kl", F64, p->damage, 3, {N, K, L}};
+    if (K) set[n++] = (dataset){"damage/levels", F64, p->levels, 1, {K}};
+    return n;
 }
 
 /* ---- HDF5: types, properties, reasons ---- */
@@ -397,11 +322,16 @@ static rk_status put_dataset(hid_t file, const char *path, const dataset *d) {
     return st;
 }
 
-static rk_status put_group(hid_t file, const char *path, const char *name) {
+/* A group with n attributes of the profile. */
+static rk_status put_group(hid_t file, const char *path, const char *name, const attribute *a, int n,
+                           const rk_profile *p) {
     hid_t gcpl = H5Pcreate(H5P_GROUP_CREATE), g = -1;
-    if (gcpl >= 0 && H5Pset_obj_track_times(gcpl, 0) >= 0)
+    if (gcpl >= 0 && H5Pset_obj_track_times(gcpl, 0) >= 0 &&
+        H5Pset_attr_phase_change(gcpl, ATTRIBUTES_COMPACT, 0) >= 0)
         g = H5Gcreate2(file, name, H5P_DEFAULT, gcpl, H5P_DEFAULT);
-    rk_status st = g >= 0 && H5Gclose(g) >= 0 ? RK_OK : fail_write(path, name);
+    rk_status st = g >= 0 ? RK_OK : fail_write(path, name);
+    for (int i = 0; st == RK_OK && i < n; i++) st = put_field(g, path, &a[i], p);
+    if (g >= 0 && H5Gclose(g) < 0 && st == RK_OK) st = fail_write(path, name);
     if (gcpl >= 0) H5Pclose(gcpl);
     return st;
 }
@@ -420,15 +350,16 @@ static rk_status create_file(const char *path, const char *tmp, hid_t *out) {
 
 /* path is what messages name; tmp what is written. */
 static rk_status write_file(const rk_profile *p, const char *path, const char *tmp) {
-    dataset   set[N_DATASETS];
+    dataset   set[MAX_DATASETS];
+    int       n = list_datasets(p, set);
     rk_status st = RK_OK;
     quiet();
     hid_t file;
     RK_TRY(create_file(path, tmp, &file));
-    list_datasets(p, set);
     RK_TRY_OUT(st, put_attributes(file, path, p));
-    RK_TRY_OUT(st, put_group(file, path, "samples"));
-    for (int i = 0; i < N_DATASETS; i++) RK_TRY_OUT(st, put_dataset(file, path, &set[i]));
+    RK_TRY_OUT(st, put_group(file, path, "samples", NULL, 0, p));
+    if (p->n_levels) RK_TRY_OUT(st, put_group(file, path, "damage", policy_attributes, N_POLICY, p));
+    for (int i = 0; i < n; i++) RK_TRY_OUT(st, put_dataset(file, path, &set[i]));
 out:
     if (H5Fclose(file) < 0 && st == RK_OK) st = fail_write(path, "the file's end");
     return st;
@@ -504,7 +435,7 @@ rk_status rk_profile_probe(const char *path) {
 
 typedef struct reader {
     const char *path;
-    hid_t       file;
+    hid_t       file;       /* or a group of it, for attributes */
     int64_t     file_bytes; /* no array can be larger */
 } reader;
 
@@ -639,10 +570,20 @@ static rk_status length_of(const reader *r, const char *name, hid_t space, int *
     return RK_OK;
 }
 
+/* Whether a link, and the group before its slash, exists; < 0: damaged. */
+static htri_t exists(const reader *r, const char *name) {
+    const char *slash = strchr(name, '/');
+    char        group[32];
+    htri_t      there = 1;
+    if (slash) {
+        snprintf(group, sizeof group, "%.*s", (int)(slash - name), name);
+        there = H5Lexists(r->file, group, H5P_DEFAULT);
+    }
+    return there > 0 ? H5Lexists(r->file, name, H5P_DEFAULT) : there;
+}
+
 static rk_status open_dataset(const reader *r, const char *name, hid_t *set) {
-    htri_t there =
-        strncmp(name, "samples/", 8) == 0 ? H5Lexists(r->file, "samples", H5P_DEFAULT) : 1;
-    if (there > 0) there = H5Lexists(r->file, name, H5P_DEFAULT);
+    htri_t there = exists(r, name);
     if (there == 0) return fail_form(r, name, "is missing");
     *set = there < 0 ? -1 : H5Dopen2(r->file, name, H5P_DEFAULT);
     return *set < 0 ? fail_damaged(r, name) : RK_OK;
@@ -715,10 +656,45 @@ static rk_status get_dataset(const reader *r, const dataset *d) {
     return st;
 }
 
+/* Room for what the file has beside the sensitivities, and the policy of the damages. */
+static rk_status get_optional(const reader *r, rk_profile *p) {
+    int       K;
+    hid_t     id, space;
+    rk_status st;
+    if (exists(r, "local") > 0) RK_TRY(rk_profile_add_local(p));
+    if (H5Lexists(r->file, "damage", H5P_DEFAULT) <= 0) return RK_OK;
+    RK_TRY(open_dataset(r, "damage/levels", &id));
+    space = H5Dget_space(id);
+    st = length_of(r, "damage/levels", space, &K);
+    if (space >= 0) H5Sclose(space);
+    H5Dclose(id);
+    RK_TRY(st);
+    if ((double)p->n_samples * K * p->n_layers * 8 > (double)r->file_bytes)
+        return fail_form(r, "damage/kl", "does not fit in the file");
+    double *levels; /* their values come with the datasets */
+    RK_TRY(rk_mem_alloc_to(K, sizeof(double), "levels", &levels));
+    st = rk_profile_add_damage(p, levels, K);
+    rk_mem_free(levels);
+    RK_TRY(st);
+    reader group = *r;
+    group.file = H5Gopen2(r->file, "damage", H5P_DEFAULT);
+    if (group.file < 0) return fail_damaged(r, "damage");
+    for (int i = 0; st == RK_OK && i < N_POLICY; i++) st = get_field(&group, &policy_attributes[i], p);
+    H5Gclose(group.file);
+    return st;
+}
+
+static rk_status check_levels(const reader *r, const rk_profile *p) {
+    for (int k = 0; k < p->n_levels; k++)
+        if (!(p->levels[k] > (k ? p->levels[k - 1] : 0)) || p->levels[k] > 1)
+            return fail_form(r, "damage/levels", "do not ascend within (0, 1]");
+    return RK_OK;
+}
+
 static rk_status read_all(const reader *r, rk_profile *p) {
     int       L, N, E, D;
     char      command[COMMAND_SIZE + 1], units[64];
-    dataset   set[N_DATASETS];
+    dataset   set[MAX_DATASETS];
     rk_status st;
     RK_TRY(get_format(r));
     RK_TRY(get_sizes(r, &L, &N, &E, &D));
@@ -733,8 +709,10 @@ static rk_status read_all(const reader *r, rk_profile *p) {
         st = fail_form(r, "units", "is not \"" UNITS "\"");
         goto out;
     }
-    list_datasets(p, set);
-    for (int i = 0; i < N_DATASETS; i++) RK_TRY_OUT(st, get_dataset(r, &set[i]));
+    RK_TRY_OUT(st, get_optional(r, p));
+    int n = list_datasets(p, set);
+    for (int i = 0; i < n; i++) RK_TRY_OUT(st, get_dataset(r, &set[i]));
+    RK_TRY_OUT(st, check_levels(r, p));
     for (int i = 0; i < N && st == RK_OK; i++)
         if (p->done[i] > 1 || p->prompt_tokens[i] < 0)
             st = fail_form(r, "samples", "hold impossible values");

@@ -32,7 +32,10 @@ typedef struct work {
     uint64_t               job_hash;
 } work;
 
-static int per_layer(const work *w) { return w->out->n_epsilon * w->out->n_draws; }
+/* Values of a layer, in this order: KL of each epsilon and draw, its own response, damage of each
+ * level. */
+static int n_noise(const rk_profile *p) { return p->n_epsilon * p->n_draws; }
+static int per_layer(const rk_profile *p) { return n_noise(p) + (p->local != NULL) + p->n_levels; }
 
 static uint64_t hash_job(const rk_profile *p) {
     rk_hash_state h;
@@ -43,6 +46,11 @@ static uint64_t hash_job(const rk_profile *p) {
     rk_hash_add(&h, n, sizeof n);
     rk_hash_add(&h, u, sizeof u);
     rk_hash_add(&h, p->epsilon, (size_t)p->n_epsilon * sizeof *p->epsilon);
+    rk_hash_add(&h, p->signal, strlen(p->signal) + 1);
+    if (p->n_levels) {
+        rk_hash_add(&h, p->levels, (size_t)p->n_levels * sizeof *p->levels);
+        rk_hash_add(&h, &p->policy, sizeof p->policy);
+    }
     rk_hash_add(&h, p->backend, strlen(p->backend) + 1);
     rk_hash_add(&h, p->dtype, strlen(p->dtype) + 1);
     rk_hash_add(&h, p->numerics, strlen(p->numerics) + 1);
@@ -77,30 +85,33 @@ static rk_status make_items(work *w, int n_replicas) {
     return RK_OK;
 }
 
+/* Where value `id` of a sample lies. */
+static double *value_at(rk_profile *p, int sample, int id) {
+    int64_t L = p->n_layers, D = p->n_draws, K = p->n_levels, each = per_layer(p), l = id / each, k = id % each;
+    if (k < n_noise(p)) return &p->kl[((sample * (int64_t)p->n_epsilon + k / D) * D + k % D) * L + l];
+    k -= n_noise(p);
+    if (p->local && k-- == 0) return &p->local[sample * L + l];
+    return &p->damage[(sample * K + k) * L + l];
+}
+
 /* Put a journal's record into the profile; records of other cuts of the same work are welcome. */
 static rk_status absorb(void *arg, const rk_journal_record *r) {
     work       *w = arg;
     rk_profile *p = w->out;
-    int         E = p->n_epsilon, D = p->n_draws, L = p->n_layers;
     if (r->sample < 0 || r->sample >= p->n_samples || r->first < 0 || r->n < 0 ||
-        (int64_t)r->first + r->n > (int64_t)L * E * D ||
+        (int64_t)r->first + r->n > (int64_t)p->n_layers * per_layer(p) ||
         r->sample_hash != w->job->calibration->samples[r->sample].hash)
         return RK_FAIL(RK_E_USAGE, "%s: a journal does not fit this job; remove the .journal files",
                        w->job->output);
-    for (int i = 0; i < r->n; i++) {
-        int id = r->first + i, l = id / (E * D), e = id / D % E, d = id % D;
-        p->kl[(((int64_t)r->sample * E + e) * D + d) * L + l] = r->kl[i];
-    }
+    for (int i = 0; i < r->n; i++) *value_at(p, r->sample, r->first + i) = r->kl[i];
     if (!isnan(r->floor_kl)) p->floor_kl[r->sample] = r->floor_kl;
     w->ref_hash[r->sample] = r->ref_hash;
     return RK_OK;
 }
 
-static bool range_done(const rk_profile *p, int sample, int begin, int end) {
-    for (int ed = 0; ed < p->n_epsilon * p->n_draws; ed++)
-        for (int l = begin; l < end; l++)
-            if (isnan(p->kl[((int64_t)sample * p->n_epsilon * p->n_draws + ed) * p->n_layers + l]))
-                return false;
+static bool range_done(rk_profile *p, int sample, int begin, int end) {
+    for (int id = begin * per_layer(p); id < end * per_layer(p); id++)
+        if (isnan(*value_at(p, sample, id))) return false;
     return begin > 0 || !isnan(p->floor_kl[sample]);
 }
 
@@ -126,25 +137,46 @@ static rk_status remove_journals(const work *w) {
     return RK_OK;
 }
 
-/* Variants of an item in (layer, epsilon, draw) order; the noise floor's stands first. */
-static int make_variants(const work *w, const item *it, rk_variant *v) {
-    int n = 0;
+/* Variants of an item, layer by layer; the noise floor's stands first. */
+static int make_variants(const work *w, const item *it, int64_t n_prompt, rk_variant *v) {
+    const rk_profiler_job *job = w->job;
+    int                    n = 0;
     if (it->layer_begin == 0)
         v[n++] = (rk_variant){.layer = 0, .epsilon = FLOOR_EPSILON, .sample = it->sample};
-    for (int l = it->layer_begin; l < it->layer_end; l++)
+    for (int l = it->layer_begin; l < it->layer_end; l++) {
         for (int e = 0; e < w->out->n_epsilon; e++)
             for (int d = 0; d < w->out->n_draws; d++)
                 v[n++] = (rk_variant){.layer = l,
-                                      .epsilon = (float)w->job->epsilon[e],
+                                      .epsilon = (float)job->epsilon[e],
                                       .sample = it->sample,
                                       .draw = d};
+        for (int k = 0; k < w->out->n_levels; k++)
+            v[n++] = (rk_variant){.kind = RK_VARIANT_COMPRESS,
+                                  .layer = l,
+                                  .budget = rk_budget_of_level(job->levels[k], n_prompt, job->window,
+                                                               job->sinks)};
+    }
+    return n;
+}
+
+/* The journal's values of an item from what was measured of its variants. */
+static int take_values(const rk_profile *p, const item *it, const rk_measured *m, double *out) {
+    int n = 0;
+    for (int l = it->layer_begin; l < it->layer_end; l++) {
+        double local = 0;
+        for (int d = 0; d < p->n_draws; d++) local += m[d].local / p->n_draws; /* the first epsilon */
+        for (int k = 0; k < n_noise(p); k++) out[n++] = m[k].kl;
+        if (p->local) out[n++] = local;
+        for (int k = 0; k < p->n_levels; k++) out[n++] = m[n_noise(p) + k].kl;
+        m += n_noise(p) + p->n_levels;
+    }
     return n;
 }
 
 static rk_status measure(work *w, rk_engine *e, const item *it, rk_variant *v, rk_measured *m,
                          double *kl, rk_journal *journal) {
     const rk_sample *s = &w->job->calibration->samples[it->sample];
-    int              n = make_variants(w, it, v), skip = it->layer_begin == 0;
+    int              n = make_variants(w, it, s->n_prompt, v), skip = it->layer_begin == 0;
     uint64_t         hash;
     double           t0 = rk_now_s();
     RK_TRY(rk_engine_prefill(e, 0, s->tokens, s->n_prompt, 0, NULL, NULL, NULL));
@@ -152,16 +184,16 @@ static rk_status measure(work *w, rk_engine *e, const item *it, rk_variant *v, r
     double t1 = rk_now_s();
     RK_TRY(rk_engine_measure(e, 0, s->tokens + s->n_prompt, (int)s->n_response, w->job->seed, v, n, m,
                              NULL, &hash));
-    for (int i = 0; i < n; i++) kl[i] = m[i].kl;
+    int n_values = take_values(w->out, it, m + skip, kl);
     double t2 = rk_now_s();
     RK_TRY(rk_engine_free(e, 0));
     rk_journal_record r = {.sample = it->sample,
-                           .first = it->layer_begin * per_layer(w),
-                           .n = n - skip,
+                           .first = it->layer_begin * per_layer(w->out),
+                           .n = n_values,
                            .sample_hash = s->hash,
-                           .floor_kl = skip ? kl[0] : NAN,
+                           .floor_kl = skip ? m[0].kl : NAN,
                            .ref_hash = hash,
-                           .kl = kl + skip};
+                           .kl = kl};
     RK_TRY(rk_journal_append(journal, &r));
     w->prefill_s[w->n_prefill++] = t1 - t0;
     if (w->splits == 1) w->whole_s[w->n_whole++] = t2 - t0;
@@ -174,7 +206,7 @@ static rk_status run_items(work *w, rk_engine *e, int replica, int n_replicas, b
     rk_journal *journal = NULL;
     rk_status   st;
     void       *v = NULL, *m = NULL, *kl = NULL;
-    int64_t     most = (int64_t)w->out->n_layers * per_layer(w) + 1;
+    int64_t     most = (int64_t)w->out->n_layers * per_layer(w->out) + 1;
     rk_progress bar;
     int         done = 0, mine = 0;
     journal_path(w, replica, path);

@@ -1,7 +1,9 @@
 /* profiler.h - measures every layer's sensitivity over a calibration set.
  *
- * Each sample is prefilled once; the reference and one variant per (epsilon, draw, layer) run the
- * response rows over the shared prompt cache (engine measure). Work items are (sample, layer
+ * Each sample is prefilled once; the reference, one variant per (epsilon, draw, layer), and where
+ * damage is asked for one per (level, layer), run the response rows over the shared prompt cache
+ * (engine measure). The layers' own responses (signal local) come with the noise variants. What is
+ * measured beside the KL follows from out: its local and damage arrays. Work items are (sample, layer
  * range): with fewer samples than replicas a sample's layers are split. Item i goes to replica
  * i mod R; results depend on neither. Finished items go to the replica's journal; the HDF5 file is
  * built from the journals by world rank 0. Eq: RKV-SENS. */
@@ -14,6 +16,10 @@ typedef struct rk_profiler_job {
     const rk_calibration *calibration;
     const double         *epsilon; /* [E] */
     int                   n_epsilon, n_draws;
+    const double         *levels;  /* [K] kept shares at which each layer is cut alone by the engine's
+                                      policy (signal damage); K 0: not */
+    int                   n_levels;
+    int                   window, sinks; /* of the policy: the least that a layer keeps */
     uint64_t              seed;
     const char           *output;  /* HDF5 path; journals stand beside it */
     bool                  resume;

@@ -48,7 +48,7 @@ line() { printf '%s\n' "$1" >"$2.jsonl"; }
 
 # --- usage: the command and its options
 bad 2 'no command'
-bad 2 'unknown command "eval"' eval longbench
+bad 2 'unknown command "plan"' plan --context 10
 bad 2 'did you mean "generate"' genarate
 bad 2 'did you mean --ratio' "${run[@]}" --prompt p --rato 0.1
 bad 2 'not an option of profile' "${prof[@]}" --calibration text.txt --output o.h5 --ratio 0.1

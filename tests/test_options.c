@@ -162,10 +162,10 @@ static void test_commands(void) {
     CU_ASSERT(o.help);
     accepts("help budget", &o);
     refuses("", "no command");
-    refuses("eval", "unknown command \"eval\"");
+    refuses("plan", "unknown command \"plan\"");
     refuses("profil", "did you mean \"profile\"");
     refuses("--model m", "the command comes first");
-    refuses("help eval", "unknown command");
+    refuses("help plan", "unknown command");
     refuses("version now", "unexpected argument");
     refuses("inspect", "needs the PATH");
     refuses("inspect a b", "too many");
@@ -187,9 +187,17 @@ static void test_unknown(void) {
     refuses(GEN "--backend cuda", "possible: cpu ref");
     refuses(GEN "--numerics sorted", "possible: auto tile pair");
     refuses(GEN "--weights int4", "possible: bf16 native");
-    refuses(PROFILE "--signal local", "possible: kl");
-    refuses(GEN "--ratio 0.1 --allocator list:", "possible: uniform pyramid ripple list:FILE");
-    refuses(GEN "--ratio 0.1 --allocator curve", "unknown value");
+    refuses(PROFILE "--signal local", "always among them");
+    refuses(PROFILE "--signal kl,kl", "each once");
+    refuses(PROFILE "--signal kl,nose", "known are kl, local and damage");
+    refuses(PROFILE "--signal kl,", "known are");
+    refuses(PROFILE "--levels 0.1", "there is no --signal damage");
+    refuses(PROFILE "--policy streaming", "there is no --signal damage");
+    refuses(PROFILE "--signal kl,damage --levels 0.2,0.1", "must ascend");
+    refuses(PROFILE "--signal kl,damage --policy full", "cuts nothing");
+    refuses(GEN "--ratio 0.1 --allocator list:", "possible: uniform pyramid ripple local curve list:FILE");
+    refuses(GEN "--ratio 0.1 --allocator curve", "needs --sensitivity");
+    refuses(GEN "--ratio 0.1 --allocator cake", "unknown value");
 }
 
 static void test_bad_values(void) {

@@ -191,6 +191,50 @@ static void round_trip(void) {
     CU_ASSERT(rk_mem_blocks() == blocks);
 }
 
+/* What is measured beside the sensitivities comes back as it was; a file without it has none. */
+static void optional_groups(void) {
+    static const double levels[] = {0.05, 0.25, 1};
+    const char         *path = file_at("optional.h5");
+    int64_t             blocks = rk_mem_blocks();
+    for (int which = 0; which < 4; which++) {
+        rk_profile p = make(L, N, E, D), q;
+        double     mean[3 * L];
+        if (which & 1) {
+            CU_ASSERT_FATAL(rk_profile_add_local(&p) == RK_OK);
+            for (int i = 0; i < N * L; i++) p.local[i] = i / L == 1 ? NAN : 0.5 + i;
+            CU_ASSERT(rk_profile_mean_local(&p, mean) == RK_OK);
+            for (int l = 0; l < L; l++) CU_ASSERT(mean[l] == 0.5 + L + l); /* of samples 0 and 2 */
+        }
+        if (which & 2) {
+            CU_ASSERT_FATAL(rk_profile_add_damage(&p, levels, 3) == RK_OK);
+            for (int i = 0; i < N * 3 * L; i++) p.damage[i] = i / (3 * L) == 1 ? NAN : 1.0 / (i + 1);
+            strcpy(p.policy.policy, "snapkv");
+            strcpy(p.policy.pool, "max");
+            strcpy(p.policy.group_reduce, "mean");
+            strcpy(p.policy.head_mode, "kv");
+            p.policy.window = 32, p.policy.kernel = 7, p.policy.alpha = 0.2;
+            CU_ASSERT(rk_profile_mean_damage(&p, mean) == RK_OK);
+            CU_ASSERT(mean[3 * L - 1] == (1.0 / (3 * L) + 1.0 / (9 * L)) / 2);
+        }
+        CU_ASSERT_FATAL(rk_profile_write(&p, path) == RK_OK);
+        CU_ASSERT_FATAL(rk_profile_read(path, &q) == RK_OK);
+        CU_ASSERT(same_data(&p, &q) && !q.local == !p.local && q.n_levels == p.n_levels);
+        if (q.local) CU_ASSERT(same_f64(p.local, q.local, N * L));
+        if (q.n_levels) {
+            CU_ASSERT(same_f64(p.damage, q.damage, N * 3 * L) && same_f64(p.levels, q.levels, 3));
+            CU_ASSERT(memcmp(&p.policy, &q.policy, sizeof p.policy) == 0);
+        }
+        rk_profile_free(&q);
+        if (which == 2) { /* levels that do not ascend */
+            p.levels[1] = 0.01;
+            CU_ASSERT(rk_profile_write(&p, path) == RK_OK);
+            CU_ASSERT(rk_profile_read(path, &q) == RK_E_INPUT && clear_message("do not ascend"));
+        }
+        rk_profile_free(&p);
+    }
+    CU_ASSERT(rk_mem_blocks() == blocks);
+}
+
 static void long_command(void) {
     char       text[2000];
     rk_profile p = make(L, N, E, D), q;
@@ -673,7 +717,7 @@ static void failing_allocations(void) {
 int rk_suite_profile_h5(void) {
     CU_pSuite s = CU_add_suite("profile_h5", NULL, NULL);
     if (!s || !CU_ADD_TEST(s, reduce) || !CU_ADD_TEST(s, round_trip) ||
-        !CU_ADD_TEST(s, long_command) || !CU_ADD_TEST(s, same_profile_same_bytes) ||
+        !CU_ADD_TEST(s, optional_groups) || !CU_ADD_TEST(s, long_command) || !CU_ADD_TEST(s, same_profile_same_bytes) ||
         !CU_ADD_TEST(s, only_run_attributes_differ) || !CU_ADD_TEST(s, not_a_file_of_ours) ||
         !CU_ADD_TEST(s, missing_parts) || !CU_ADD_TEST(s, wrong_values) ||
         !CU_ADD_TEST(s, wrong_types) || !CU_ADD_TEST(s, wrong_shapes) ||

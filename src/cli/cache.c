@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "cli/cli.h"
 #include "profiler/profile_h5.h"
@@ -24,17 +25,64 @@ static rk_status check_model(const rk_profile *f, const char *path, const rk_con
         rk_hash_hex(mine, b));
 }
 
+static rk_status copy(const double *from, int64_t n, double **out) {
+    RK_TRY(rk_mem_alloc_to(n, sizeof(double), "sensitivities", out));
+    memcpy(*out, from, (size_t)n * sizeof(double));
+    return RK_OK;
+}
+
+/* A policy of other settings than the one that the damages were measured with. */
+static void warn_policy(const rk_options *o, const char *path, const rk_profile_policy *p) {
+    bool same = strcmp(p->policy, o->policy) == 0 && p->window == o->window;
+    if (same || o->command == RK_CMD_BUDGET) return;
+    RK_LOG(RK_LOG_WARN, "budget", "%s: damages were measured with --policy %s --window %d, not %s and %lld",
+           path, p->policy, p->window, o->policy, (long long)o->window);
+}
+
+static rk_status read_damage(rk_cache_plan *p, const rk_profile *f, const char *path) {
+    const rk_options *o = p->o;
+    RK_TRY(copy(f->levels, f->n_levels, &p->levels));
+    RK_TRY(copy(f->damage, (int64_t)f->n_samples * f->n_levels * f->n_layers, &p->damage));
+    p->curve = (rk_curve_data){.n_layers = f->n_layers,
+                               .n_levels = f->n_levels,
+                               .n_documents = f->n_samples,
+                               .levels = p->levels,
+                               .damage = p->damage};
+    if (strcmp(o->allocator, "curve") == 0) warn_policy(o, path, &f->policy);
+    int64_t lo = rk_budget_floor(f->context, (int)o->window, (int)o->sinks);
+    bool    given = strcmp(o->curve_mean, "auto") != 0;
+    if (!given || !o->given[RK_OPT_SHRINK])
+        RK_TRY(rk_curve_choose(&p->curve, lo, f->context, f->seed, &p->choice));
+    if (given) RK_TRY(rk_curve_mean_parse(o->curve_mean, &p->choice.mean));
+    if (o->given[RK_OPT_SHRINK]) p->choice.shrink = o->shrink;
+    return RK_OK;
+}
+
+/* What the allocator reads must be in the file. */
+static rk_status check_signal(const rk_options *o, const rk_profile *f, const char *path) {
+    bool        local = strcmp(o->allocator, "local") == 0, curve = strcmp(o->allocator, "curve") == 0;
+    const char *lacks = local && !f->local ? "local" : curve && !f->n_levels ? "damage" : NULL;
+    if (!lacks) return RK_OK;
+    return RK_FAIL(RK_E_INPUT, "%s: holds no %s, which --allocator %s reads: profile with --signal kl,%s", path,
+                   lacks, o->allocator, lacks);
+}
+
 static rk_status read_sensitivity(rk_cache_plan *p, const rk_config *model) {
     const char *path = p->o->sensitivity;
     rk_profile  f;
     rk_status   st;
     RK_TRY(rk_profile_read(path, &f));
     if (model) RK_TRY_OUT(st, check_model(&f, path, model));
-    RK_TRY_OUT(st, rk_mem_alloc_to(f.n_layers, sizeof(double), "sensitivities", &p->sensitivity));
-    memcpy(p->sensitivity, f.sensitivity, (size_t)f.n_layers * sizeof(double));
+    RK_TRY_OUT(st, check_signal(p->o, &f, path));
     p->n_layers = f.n_layers;
     p->weights_hash = f.weights_hash;
-    st = RK_OK;
+    p->context = f.context;
+    RK_TRY_OUT(st, copy(f.sensitivity, f.n_layers, &p->sensitivity));
+    if (f.local) {
+        RK_TRY_OUT(st, rk_mem_alloc_to(f.n_layers, sizeof(double), "local responses", &p->local));
+        RK_TRY_OUT(st, rk_profile_mean_local(&f, p->local));
+    }
+    if (f.n_levels) RK_TRY_OUT(st, read_damage(p, &f, path));
 out:
     rk_profile_free(&f);
     return st;
@@ -60,21 +108,23 @@ rk_status rk_cache_plan_open(const rk_options *o, const rk_config *model, rk_cac
 }
 
 void rk_cache_plan_close(rk_cache_plan *p) {
-    rk_mem_free(p->sensitivity);
-    rk_mem_free(p->shares);
+    void *all[] = {p->sensitivity, p->shares, p->local, p->levels, p->damage};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) rk_mem_free(all[i]);
     *p = (rk_cache_plan){0};
 }
 
-rk_status rk_cache_plan_split(const rk_cache_plan *p, int64_t n, int32_t *budget,
-                              rk_budget_result *result) {
+rk_status rk_cache_plan_split_by(const rk_cache_plan *p, rk_allocator a, int64_t n, int32_t *budget,
+                                 rk_budget_result *result) {
     const rk_options *o = p->o;
     rk_budget_spec    s = {.n_layers = p->n_layers,
                            .n_prompt = n,
                            .ratio = o->given[RK_OPT_BUDGET] ? -1 : 1,
                            .tokens = o->budget,
-                           .allocator = p->allocator,
-                           .sensitivity = p->sensitivity,
+                           .allocator = a,
+                           .sensitivity = a == RK_ALLOC_LOCAL ? p->local : p->sensitivity,
                            .shares = p->shares,
+                           .curve = p->curve.n_levels ? &p->curve : NULL,
+                           .choice = p->choice,
                            .r = o->r,
                            .gamma = o->gamma,
                            .beta = o->beta,
@@ -82,4 +132,9 @@ rk_status rk_cache_plan_split(const rk_cache_plan *p, int64_t n, int32_t *budget
                            .sinks = (int)o->sinks};
     if (o->given[RK_OPT_RATIO]) s.ratio = o->ratio;
     return rk_budget_split(&s, budget, result);
+}
+
+rk_status rk_cache_plan_split(const rk_cache_plan *p, int64_t n, int32_t *budget,
+                              rk_budget_result *result) {
+    return rk_cache_plan_split_by(p, p->allocator, n, budget, result);
 }

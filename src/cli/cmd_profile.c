@@ -72,6 +72,22 @@ out:
     return st;
 }
 
+/* The policy of the damages; without them nothing is selected. */
+static rk_select_params select_of(const rk_options *o) {
+    return rk_options_signal(o, "damage") ? rk_cli_policy(o) : (rk_select_params){.policy = RK_POLICY_FULL, .kernel = 1};
+}
+
+static void describe_policy(const rk_options *o, rk_profile_policy *p) {
+    snprintf(p->policy, sizeof p->policy, "%s", o->policy);
+    snprintf(p->pool, sizeof p->pool, "%s", o->pool);
+    snprintf(p->group_reduce, sizeof p->group_reduce, "%s", o->group_reduce);
+    snprintf(p->head_mode, sizeof p->head_mode, "kv");
+    p->window = (int)o->window;
+    p->sinks = (int)o->sinks;
+    p->kernel = (int)o->kernel;
+    p->pool_first = o->pool_first;
+}
+
 static rk_engine_config engine_config(const profiling *g) {
     const rk_options *o = g->c->o;
     int64_t           rows = 2 * o->response > ROW_CAP ? 2 * o->response : ROW_CAP;
@@ -84,7 +100,7 @@ static rk_engine_config engine_config(const profiling *g) {
                               .max_prompt = g->max_prompt,
                               .row_cap = rows,
                               .max_response = o->response,
-                              .select = rk_cli_select(o),
+                              .select = select_of(o),
                               .hash_weights = true,
                               .native = rk_cli_native(o, g->w),
                               .quiet = g->index != 0};
@@ -155,6 +171,11 @@ static rk_status describe(profiling *g) {
     rk_profile       *p = &g->out;
     RK_TRY(rk_profile_init(p, m->n_layers, g->calibration.n_samples, o->epsilon.n, (int)o->draws));
     memcpy(p->epsilon, o->epsilon.v, (size_t)o->epsilon.n * sizeof(double));
+    if (rk_options_signal(o, "local")) RK_TRY(rk_profile_add_local(p));
+    if (rk_options_signal(o, "damage")) {
+        RK_TRY(rk_profile_add_damage(p, o->levels.v, o->levels.n));
+        describe_policy(o, &p->policy);
+    }
     p->seed = o->seed;
     p->context = o->context;
     p->response = o->response;
@@ -179,7 +200,36 @@ static rk_status describe(profiling *g) {
 
 /* ---- after the work (leader) ---- */
 
-static void show_json(const profiling *g) {
+/* Means over the samples: `local` [L], and `damage` [K][L] with `levels` [K]. */
+static rk_status set_signals(const rk_profile *p, rk_json *o) {
+    int     L = p->n_layers, K = p->n_levels;
+    double *x = NULL;
+    rk_status st;
+    RK_TRY_OUT(st, rk_mem_alloc_to((int64_t)(K + 1) * L, sizeof(double), "means", &x));
+    if (p->local) {
+        rk_json *list = rk_json_array();
+        rk_json_set(o, "local", list);
+        RK_TRY_OUT(st, rk_profile_mean_local(p, x));
+        for (int l = 0; l < L; l++) rk_json_add_num(list, x[l]);
+    }
+    if (K) {
+        rk_json *levels = rk_json_array(), *rows = rk_json_array();
+        rk_json_set(o, "levels", levels);
+        rk_json_set(o, "damage", rows);
+        RK_TRY_OUT(st, rk_profile_mean_damage(p, x));
+        for (int k = 0; k < K; k++) {
+            rk_json *row = rk_json_array();
+            for (int l = 0; l < L; l++) rk_json_add_num(row, x[k * L + l]);
+            rk_json_add_num(levels, p->levels[k]);
+            rk_json_add(rows, row);
+        }
+    }
+out:
+    rk_mem_free(x);
+    return st;
+}
+
+static rk_status show_json(const profiling *g) {
     const rk_profile *p = &g->out;
     rk_json          *o = rk_json_object(), *list = rk_json_array(), *std = rk_json_array();
     for (int l = 0; l < p->n_layers; l++) {
@@ -199,10 +249,12 @@ static void show_json(const profiling *g) {
     rk_json_set_str(o, "output", g->c->o->output);
     rk_cli_set_numbers(o, g->e);
     rk_json_set(o, "stages", rk_cli_stages(g->e));
+    rk_status st = set_signals(p, o);
     rk_cli_print_json(o);
+    return st;
 }
 
-static void show_table(const profiling *g) {
+static rk_status show_table(const profiling *g) {
     const rk_profile *p = &g->out;
     rk_cli_show_layers(p->n_layers, p->sensitivity, p->n_samples > 1 ? p->sensitivity_std : NULL,
                        NULL);
@@ -213,7 +265,10 @@ static void show_table(const profiling *g) {
             "cost of a sample: prefill %.2f s, with all layers measured %.2f s = %.1f prefills\n",
             g->cost.prefill_s, g->cost.profile_s, g->cost.prefills);
     if (g->cost.n_resumed) printf("%d pieces of work were there already\n", g->cost.n_resumed);
-    printf("written to %s\n", g->c->o->output);
+    printf("written to %s%s%s%s\n", g->c->o->output, p->local || p->n_levels ? ", with" : "",
+           p->local ? " local responses" : "",
+           p->n_levels ? p->local ? " and damages" : " damages" : "");
+    return RK_OK;
 }
 
 static rk_status run(profiling *g) {
@@ -238,14 +293,18 @@ static rk_status run(profiling *g) {
                            .n_epsilon = o->epsilon.n,
                            .n_draws = (int)o->draws,
                            .seed = o->seed,
+                           .levels = o->levels.v,
+                           .n_levels = g->out.n_levels,
+                           .window = (int)o->window,
+                           .sinks = (int)o->sinks,
                            .output = o->output,
                            .resume = o->resume,
                            .stop_request = stop};
     RK_TRY(rk_profiler_run(c->world, g->e, g->replica, g->index, (int)o->replicas, &job, &g->out,
                            &g->cost));
     if (c->leader) {
-        (o->json ? show_json : show_table)(g);
-        return rk_cli_phase(c, rk_cli_flush_stdout());
+        rk_status st = (o->json ? show_json : show_table)(g);
+        return rk_cli_phase(c, st == RK_OK ? rk_cli_flush_stdout() : st);
     }
     return rk_cli_phase(c, RK_OK);
 }

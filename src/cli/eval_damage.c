@@ -30,12 +30,9 @@ static rk_status load(rk_eval *v) {
     return rk_eval_load_documents(v, v->data);
 }
 
-/* Tokens of a level: the share rounded, within what every layer keeps. */
 static int32_t budget_at(const rk_eval *v, int64_t n, int level) {
     const rk_options *o = v->c->o;
-    int64_t lo = o->window > o->sinks + 1 ? o->window : o->sinks + 1, b = llround(o->levels.v[level] * (double)n);
-    if (b < lo) b = lo;
-    return (int32_t)(b < n ? b : n);
+    return rk_budget_of_level(o->levels.v[level], n, (int)o->window, (int)o->sinks);
 }
 
 static rk_status fork_levels(rk_eval *v, int64_t n) {

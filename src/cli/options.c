@@ -283,10 +283,12 @@ static rk_status store(const rk_option_row *row, const char *text, rk_options *o
     return RK_OK;
 }
 
-static rk_status set_defaults(rk_options *o) {
-    memset(o, 0, sizeof *o);
-    for (int i = 0; i < RK_OPTS; i++)
-        if (rk_option_rows[i].dflt) RK_TRY(store(&rk_option_rows[i], rk_option_rows[i].dflt, o));
+/* Defaults of the rows whose commands are among `commands`; rows of two commands may share a place. */
+static rk_status set_defaults(rk_options *o, unsigned commands) {
+    for (int i = 0; i < RK_OPTS; i++) {
+        const rk_option_row *row = &rk_option_rows[i];
+        if (row->dflt && row->commands & commands) RK_TRY(store(row, row->dflt, o));
+    }
     return RK_OK;
 }
 
@@ -343,14 +345,26 @@ static rk_status take_words(int argc, char *const *argv, int from, rk_options *o
 
 /* ---- what goes together ---- */
 
+bool rk_options_signal(const rk_options *o, const char *name) {
+    size_t n = strlen(name);
+    for (const char *p = o->signal; p && *p; p += strcspn(p, ","), p += *p == ',')
+        if (strncmp(p, name, n) == 0 && (p[n] == 0 || p[n] == ',')) return true;
+    return false;
+}
+
+/* Is each layer cut alone, at --levels? */
 static bool is_damage(const rk_options *o) {
+    if (o->command == RK_CMD_PROFILE) return rk_options_signal(o, "damage");
     return o->command == RK_CMD_EVAL && o->positional && strcmp(o->positional, "damage") == 0;
 }
 
 const char *rk_options_unused(const rk_options *o, rk_opt id) {
+    bool              curve = o->allocator && strcmp(o->allocator, "curve") == 0;
+    bool              profile = o->command == RK_CMD_PROFILE;
     bool              damage = is_damage(o);
     bool              full = rk_options_full_cache(o) && !damage; /* damage cuts at levels of its own */
-    bool              ripple = o->allocator && strcmp(o->allocator, "ripple") == 0;
+    bool              ripple = o->allocator && (strcmp(o->allocator, "ripple") == 0 ||
+                                   strcmp(o->allocator, "local") == 0);
     bool              pyramid = o->allocator && strcmp(o->allocator, "pyramid") == 0;
     bool              snapkv = strcmp(o->policy, "snapkv") == 0;
     static const char keeps_all[] = "without --ratio or --budget the whole cache is kept";
@@ -361,18 +375,24 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
         return damage ? levels_say : full ? keeps_all : NULL;
     case RK_OPT_SENSITIVITY:
         if (o->command == RK_CMD_BUDGET) return NULL; /* it says how many layers there are */
-        return full ? keeps_all : ripple ? NULL : "only --allocator ripple reads it";
+        return full ? keeps_all : ripple || curve ? NULL : "--allocator does not read it";
+    case RK_OPT_CURVE_MEAN:
+    case RK_OPT_SHRINK:
+        return damage ? levels_say : full && !o->explain ? keeps_all
+               : curve || o->explain ? NULL : "only --allocator curve reads it";
     case RK_OPT_R:
     case RK_OPT_GAMMA:
-        return damage ? levels_say : full ? keeps_all : ripple ? NULL : "only --allocator ripple reads it";
+        return damage ? levels_say : full ? keeps_all : ripple ? NULL : "only --allocator ripple and local read it";
     case RK_OPT_BETA:
         return full ? keeps_all : pyramid ? NULL : "only --allocator pyramid reads it";
     case RK_OPT_POLICY:
+        if (profile && !damage) return "there is no --signal damage";
         return full && strcmp(o->policy, "full") != 0 ? keeps_all : NULL;
     case RK_OPT_POOL:
     case RK_OPT_KERNEL:
     case RK_OPT_GROUP_REDUCE:
     case RK_OPT_POOL_FIRST:
+        if (profile && !damage) return "there is no --signal damage";
         return full ? keeps_all : snapkv ? NULL : "only --policy snapkv reads it";
     case RK_OPT_FIRST_TOKEN:
         return full ? keeps_all : NULL;
@@ -389,7 +409,10 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
     case RK_OPT_BENCH_CONTEXT:
         return o->bench_decode || o->bench_profile ? NULL : none_decoded;
     case RK_OPT_LEVELS:
-        return damage ? NULL : "only eval damage reads it";
+        return damage ? NULL : profile ? "there is no --signal damage" : "only eval damage reads it";
+    case RK_OPT_WINDOW:
+    case RK_OPT_SINKS:
+        return profile && !damage ? "there is no --signal damage" : NULL;
     case RK_OPT_RESUME:
         return o->command == RK_CMD_EVAL && !o->output ? "there is no --output" : NULL;
     case RK_OPT_RATIO:
@@ -458,10 +481,29 @@ static rk_status check_bench(const rk_options *o) {
     return check_cache(o);
 }
 
-static rk_status check_eval(const rk_options *o) {
+static rk_status check_levels(const rk_options *o) {
     for (int i = 1; i < o->levels.n; i++)
-        if (!(o->levels.v[i] > o->levels.v[i - 1]))
-            return RK_FAIL(RK_E_USAGE, "--levels: must ascend");
+        if (!(o->levels.v[i] > o->levels.v[i - 1])) return RK_FAIL(RK_E_USAGE, "--levels: must ascend");
+    return RK_OK;
+}
+
+/* A list of known names, kl among them, each once. */
+static rk_status check_signal(const rk_options *o) {
+    static const char *const known[] = {"kl", "local", "damage"};
+    size_t                   n = strlen(o->signal), sum = 0;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (rk_options_signal(o, known[i])) sum += strlen(known[i]) + 1;
+    if (sum != n + 1)
+        return RK_FAIL(RK_E_USAGE, "--signal %.40s: known are kl, local and damage, each once", o->signal);
+    if (!rk_options_signal(o, "kl"))
+        return RK_FAIL(RK_E_USAGE, "--signal %.40s: kl, the sensitivity itself, is always among them", o->signal);
+    if (is_damage(o) && strcmp(o->policy, "full") == 0)
+        return RK_FAIL(RK_E_USAGE, "--policy full cuts nothing: --signal damage needs another");
+    return check_levels(o);
+}
+
+static rk_status check_eval(const rk_options *o) {
+    RK_TRY(check_levels(o));
     if (!is_damage(o) && !o->sweep && rk_options_full_cache(o))
         return RK_FAIL(RK_E_USAGE,
                        "eval %.40s compares a cut cache with the full one: give --ratio, --budget or "
@@ -488,10 +530,15 @@ static rk_status check(rk_options *o) {
     if (o->given[RK_OPT_RATIO] && o->given[RK_OPT_BUDGET])
         return RK_FAIL(RK_E_USAGE, "--ratio and --budget say the same thing: give one");
     if (!o->allocator) o->allocator = o->sensitivity ? "ripple" : "uniform";
-    if (strcmp(o->allocator, "ripple") == 0 && !o->sensitivity)
-        return RK_FAIL(RK_E_USAGE, "--allocator ripple needs --sensitivity FILE.h5");
+    static const char *const reads[] = {"ripple", "local", "curve"};
+    for (size_t i = 0; i < sizeof reads / sizeof *reads; i++)
+        if (strcmp(o->allocator, reads[i]) == 0 && !o->sensitivity)
+            return RK_FAIL(RK_E_USAGE, "--allocator %s needs --sensitivity FILE.h5", reads[i]);
+    if (o->explain && !o->sensitivity)
+        return RK_FAIL(RK_E_USAGE, "--explain needs --sensitivity FILE.h5 with damages");
     if (rk_command_has_model(o->command)) RK_TRY(check_backend(o));
     if (o->command == RK_CMD_GENERATE) RK_TRY(check_generate(o));
+    if (o->command == RK_CMD_PROFILE) RK_TRY(check_signal(o));
     if (o->command == RK_CMD_BENCH) RK_TRY(check_bench(o));
     if (o->command == RK_CMD_EVAL) RK_TRY(check_eval(o));
     for (int i = 0; i < RK_OPTS; i++) {
@@ -503,7 +550,8 @@ static rk_status check(rk_options *o) {
 
 rk_status rk_options_parse(int argc, char *const *argv, rk_options *out) {
     rk_options o;
-    RK_TRY(set_defaults(&o));
+    memset(&o, 0, sizeof o);
+    RK_TRY(set_defaults(&o, ~0u));
     if (argc < 2)
         return RK_FAIL(RK_E_USAGE,
                        "no command; there are profile, budget, generate, eval, bench, inspect, "
@@ -517,6 +565,7 @@ rk_status rk_options_parse(int argc, char *const *argv, rk_options *out) {
         return RK_FAIL(RK_E_USAGE, "the command comes first, before %.*s; ripplekv help lists them",
                        SHOWN, argv[1]);
     RK_TRY(find_command(argv[1], &o.command));
+    RK_TRY(set_defaults(&o, 1u << o.command));
     RK_TRY(take_words(argc, argv, 2, &o));
     if (o.command == RK_CMD_HELP && o.positional && !o.help) {
         rk_command about;

@@ -41,6 +41,9 @@ typedef enum rk_opt {
     RK_OPT_R,
     RK_OPT_GAMMA,
     RK_OPT_BETA,
+    RK_OPT_CURVE_MEAN,
+    RK_OPT_SHRINK,
+    RK_OPT_EXPLAIN,
     RK_OPT_POLICY,
     RK_OPT_WINDOW,
     RK_OPT_SINKS,
@@ -117,7 +120,9 @@ typedef struct rk_options {
     double      ratio;
     int64_t     budget;
     const char *allocator, *sensitivity; /* allocator as in effect, "list:FILE" included */
-    double      r, gamma, beta;
+    double      r, gamma, beta, shrink;
+    const char *curve_mean;
+    bool        explain;
     const char *policy, *pool, *group_reduce, *first_token;
     int64_t     window, sinks, kernel;
     bool        pool_first;
@@ -153,6 +158,9 @@ rk_status rk_options_parse(int argc, char *const *argv, rk_options *out);
 
 /* Is the cache kept whole (neither --ratio nor --budget)? */
 bool rk_options_full_cache(const rk_options *o);
+
+/* Is name in the list --signal? */
+bool rk_options_signal(const rk_options *o, const char *name);
 
 /* Why an option has no effect beside the others; NULL if it has one. */
 const char *rk_options_unused(const rk_options *o, rk_opt id);

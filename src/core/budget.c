@@ -278,8 +278,10 @@ static rk_status check_spec(const rk_budget_spec *s) {
     if (s->window < 0 || s->sinks < 0 || s->sinks == INT32_MAX)
         return RK_FAIL(RK_E_USAGE, "--%s %d must be at least 0 and below 2^31 - 1",
                        s->window < 0 ? "window" : "sinks", s->window < 0 ? s->window : s->sinks);
-    if (s->allocator == RK_ALLOC_RIPPLE && s->sensitivity == NULL)
-        return RK_FAIL(RK_E_USAGE, "--allocator ripple needs --sensitivity FILE.h5");
+    bool reads = s->allocator == RK_ALLOC_RIPPLE || s->allocator == RK_ALLOC_LOCAL;
+    if ((reads && s->sensitivity == NULL) || (s->allocator == RK_ALLOC_CURVE && s->curve == NULL))
+        return RK_FAIL(RK_E_USAGE, "--allocator %s needs --sensitivity FILE.h5",
+                       rk_allocator_name(s->allocator));
     if (s->allocator == RK_ALLOC_LIST && s->shares == NULL)
         return RK_FAIL(RK_E_USAGE, "--allocator list needs a file: list:FILE");
     return RK_OK;
@@ -293,19 +295,31 @@ static rk_status shares_of(const rk_budget_spec *s, int64_t total, double *w) {
     case RK_ALLOC_PYRAMID:
         return pyramid_shares(s, total, w);
     case RK_ALLOC_RIPPLE:
+    case RK_ALLOC_LOCAL:
         return rk_budget_ripple_weights(s->n_layers, s->sensitivity, s->r, s->gamma, w);
     case RK_ALLOC_LIST:
         for (int l = 0; l < s->n_layers; l++) w[l] = s->shares[l];
         return RK_OK;
+    case RK_ALLOC_CURVE:
+        break; /* has no shares */
     }
     return RK_FAIL(RK_E_BUG, "allocator number %d", (int)s->allocator);
+}
+
+int64_t rk_budget_floor(int64_t n, int window, int sinks) {
+    int64_t lo = window > sinks ? window : (int64_t)sinks + 1;
+    return lo < n ? lo : n;
+}
+
+int32_t rk_budget_of_level(double level, int64_t n, int window, int sinks) {
+    int64_t lo = rk_budget_floor(n, window, sinks), b = llround(level * (double)n);
+    return (int32_t)(b < lo ? lo : b < n ? b : n);
 }
 
 rk_status rk_budget_split(const rk_budget_spec *spec, int32_t *budget, rk_budget_result *result) {
     RK_TRY(check_spec(spec));
     int64_t n = spec->n_prompt, n_layers = spec->n_layers;
-    int64_t lo = spec->window > spec->sinks ? spec->window : spec->sinks + 1;
-    if (lo > n) lo = n;
+    int64_t lo = rk_budget_floor(n, spec->window, spec->sinks);
     int64_t asked = spec->ratio < 0 ? spec->tokens * n_layers
                                     : (int64_t)round(spec->ratio * (double)(n * n_layers));
     int64_t total = asked < n_layers * lo ? n_layers * lo : asked;
@@ -314,8 +328,12 @@ rk_status rk_budget_split(const rk_budget_spec *spec, int32_t *budget, rk_budget
     rk_status st = RK_OK;
     void     *w = NULL;
     RK_TRY(rk_mem_alloc(n_layers, sizeof(double), "layer shares", &w));
-    RK_TRY_OUT(st, shares_of(spec, total, w));
-    RK_TRY_OUT(st, rk_budget_integerise(spec->n_layers, w, lo, n, total, budget));
+    if (spec->allocator == RK_ALLOC_CURVE) {
+        RK_TRY_OUT(st, rk_curve_split(spec->curve, &spec->choice, lo, n, total, budget));
+    } else {
+        RK_TRY_OUT(st, shares_of(spec, total, w));
+        RK_TRY_OUT(st, rk_budget_integerise(spec->n_layers, w, lo, n, total, budget));
+    }
     if (result != NULL) *result = (rk_budget_result){lo, asked, total};
 out:
     rk_mem_free(w);
@@ -326,6 +344,8 @@ static const char *const ALLOCATOR_NAMES[] = {
     [RK_ALLOC_UNIFORM] = "uniform",
     [RK_ALLOC_PYRAMID] = "pyramid",
     [RK_ALLOC_RIPPLE] = "ripple",
+    [RK_ALLOC_LOCAL] = "local",
+    [RK_ALLOC_CURVE] = "curve",
     [RK_ALLOC_LIST] = "list",
 };
 
@@ -335,8 +355,8 @@ rk_status rk_allocator_parse(const char *name, rk_allocator *out) {
             *out = (rk_allocator)i;
             return RK_OK;
         }
-    return RK_FAIL(RK_E_USAGE, "--allocator %s: known are uniform, pyramid, ripple and list:FILE",
-                   name);
+    return RK_FAIL(RK_E_USAGE, "--allocator %s: known are uniform, pyramid, ripple, local, curve and "
+                   "list:FILE", name);
 }
 
 const char *rk_allocator_name(rk_allocator a) {

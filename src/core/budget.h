@@ -6,12 +6,14 @@
  *   monotone    a larger share never gets fewer tokens
  *   repeatable  same input, same output; a spare token goes to the lower layer */
 #pragma once
-#include "base/err.h"
+#include "core/curve.h"
 
 typedef enum rk_allocator {
     RK_ALLOC_UNIFORM,
     RK_ALLOC_PYRAMID, /* beta */
     RK_ALLOC_RIPPLE,  /* sensitivity, r, gamma */
+    RK_ALLOC_LOCAL,   /* the same on the layers' own responses */
+    RK_ALLOC_CURVE,   /* curve, choice */
     RK_ALLOC_LIST,    /* shares as given */
 } rk_allocator;
 
@@ -21,7 +23,9 @@ typedef struct rk_budget_spec {
     double        ratio;       /* kept share rho in (0, 1]; < 0: use tokens */
     int64_t       tokens;      /* mean per layer */
     rk_allocator  allocator;
-    const double *sensitivity; /* [L], ripple; borrowed */
+    const double *sensitivity; /* [L], ripple; local: the local responses; borrowed */
+    const rk_curve_data *curve; /* curve; borrowed */
+    rk_curve_choice      choice;
     const double *shares;      /* [L] >= 0, list; borrowed */
     double        r, gamma, beta;
     int           window, sinks;
@@ -36,7 +40,8 @@ typedef struct rk_budget_result {
 /* Budgets of all layers for one prompt.
  * Shapes: budget [L] out. Units: tokens per stored head.
  * Eq:     lo = min(n, max(window, sinks + 1)); ripple: w = clip(r^z, 1/gamma, gamma),
- *         z = (s - min) / (max - min), 0 if constant (RKV-ALLOC); pyramid: a linear ramp
+ *         z = (s - min) / (max - min), 0 if constant (RKV-ALLOC); pyramid: a linear ramp; curve:
+ *         curve.h
  * Errors: RK_E_USAGE ratio, r, gamma, beta out of range; RK_E_INPUT NaN or negative sensitivity */
 rk_status rk_budget_split(const rk_budget_spec *spec, int32_t *budget, rk_budget_result *result);
 
@@ -45,6 +50,13 @@ rk_status rk_budget_split(const rk_budget_spec *spec, int32_t *budget, rk_budget
  * Shares of 0 stay at lo until all positive ones are at n; then the rest is spread equally. */
 rk_status rk_budget_integerise(int n_layers, const double *share, int64_t lo, int64_t n,
                                int64_t total, int32_t *budget);
+
+/* What every layer keeps at least: min(n, max(window, sinks + 1)). */
+int64_t rk_budget_floor(int64_t n, int window, int sinks);
+
+/* Tokens of one layer that is cut alone to a share of the prompt: the share rounded half away from
+ * zero, within [lo, n]. */
+int32_t rk_budget_of_level(double level, int64_t n, int window, int sinks);
 
 /* Ripple's multipliers before the integeriser. w [L] out. */
 rk_status rk_budget_ripple_weights(int n_layers, const double *sensitivity, double r, double gamma,
