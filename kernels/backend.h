@@ -144,6 +144,11 @@ typedef struct rk_backend_ops {
     rk_status (*kv_gather)(rk_backend *be, int head_dim, const rk_span *chain, int n_spans,
                            const int32_t *slot, int32_t n, const rk_span *dst);
 
+    /* Keys and values of one head's chain as rows. Shapes: k, v host f32 [slots of the chain][d]; either
+     * may be NULL. Blocks until done */
+    rk_status (*kv_read)(rk_backend *be, int head_dim, const rk_span *chain, int n_spans, float *k,
+                         float *v);
+
     /* dst.v = v + eps ||v|| g / ||g||, g the noise of rng.h for slot i at position i; K untouched.
      * Shapes: src one span with first 0 (BF16 or F32); dst same n and first; v RK_BF16X2 (F32 on
      *         ref). Norms: sums in f32 in ascending order by fmaf; eps 0 copies the values */

@@ -370,5 +370,6 @@ const rk_backend_ops rk_cpu_ops = {
     .window_mass = cpu_window_mass,
     .kv_gather = rk_host_kv_gather,
     .kv_perturb = cpu_kv_perturb,
+    .kv_read = rk_host_kv_read,
     .score_rows = rk_host_score_rows,
 };

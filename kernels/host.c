@@ -236,6 +236,32 @@ rk_status rk_host_kv_gather(rk_backend *be, int head_dim, const rk_span *chain, 
     return RK_OK;
 }
 
+static float page_get(const void *page, rk_dtype t, int64_t at, int64_t page_count) {
+    if (t == RK_F32) return ((const float *)page)[at];
+    const uint16_t *p = page;
+    float           hi = rk_bf16_to_f32(p[at]);
+    return t == RK_BF16X2 ? hi + rk_bf16_to_f32(p[page_count + at]) : hi;
+}
+
+rk_status rk_host_kv_read(rk_backend *be, int head_dim, const rk_span *chain, int n_spans, float *k,
+                          float *v) {
+    int     d = head_dim;
+    int64_t count = rk_page_count(d), row = 0;
+    (void)be;
+    for (int c = 0; c < n_spans; c++)
+        for (int64_t i = 0; i < chain[c].n; i++, row++) {
+            const rk_span *s = &chain[c];
+            int            slot = rk_span_slot(s, i);
+            const char    *kp = (const char *)s->k + rk_span_page(s, i) * rk_page_bytes(d, s->k_dtype);
+            const char    *vp = (const char *)s->v + rk_span_page(s, i) * rk_page_bytes(d, s->v_dtype);
+            for (int j = 0; j < d; j++) {
+                if (k) k[row * d + j] = page_get(kp, s->k_dtype, rk_kpage_at(slot, j, d), count);
+                if (v) v[row * d + j] = page_get(vp, s->v_dtype, rk_vpage_at(slot, j, d), count);
+            }
+        }
+    return RK_OK;
+}
+
 /* ---- rows of logits beside their reference ---- */
 
 typedef struct score_job {

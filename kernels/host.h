@@ -36,6 +36,8 @@ rk_status rk_host_rope_append(rk_backend *be, const rk_attn_shape *sh, float *qk
                               int n_sets);
 rk_status rk_host_kv_gather(rk_backend *be, int head_dim, const rk_span *chain, int n_spans,
                             const int32_t *slot, int32_t n, const rk_span *dst);
+rk_status rk_host_kv_read(rk_backend *be, int head_dim, const rk_span *chain, int n_spans, float *k,
+                          float *v);
 rk_status rk_host_score_rows(rk_backend *be, const float *ref, int n_ref, const float *rows, int n,
                              int n_vocab, const int32_t *next, rk_row_score *out);
 

@@ -285,5 +285,6 @@ const rk_backend_ops rk_ref_ops = {
     .window_mass = ref_window_mass,
     .kv_gather = rk_host_kv_gather,
     .kv_perturb = ref_kv_perturb,
+    .kv_read = rk_host_kv_read,
     .score_rows = rk_host_score_rows,
 };

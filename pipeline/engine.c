@@ -92,7 +92,7 @@ static rk_status open_stage(rk_engine *e) {
                           .max_positions = e->cfg.max_prompt + max64(e->cfg.max_new, e->cfg.max_response),
                           .max_response = e->cfg.max_response,
                           .native = e->cfg.native,
-                          .select = e->cfg.select,
+                          .observe = e->cfg.observe,
                           .poll = poll,
                           .on_loaded = e->cfg.quiet ? NULL : on_loaded,
                           .arg = e};
@@ -114,6 +114,7 @@ static rk_status open_stage(rk_engine *e) {
 static rk_status prepare(rk_engine *e) {
     const rk_config *c = rk_weights_config(e->weights);
     RK_TRY(rk_select_check(&e->cfg.select));
+    RK_TRY(rk_observation_add(&e->cfg.observe, &e->cfg.select));
     RK_TRY(rk_mem_alloc_to(e->P + 1, sizeof(int), "partition", &e->begin));
     RK_TRY(rk_engine_partition_of(c, &e->cfg, e->P, e->begin));
     e->max_rows = rk_engine_rows_of(&e->cfg);

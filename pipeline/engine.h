@@ -32,7 +32,8 @@ typedef struct rk_engine_config {
     int64_t          max_prompt, max_new; /* longest prompt and new tokens of any sequence */
     int64_t          row_cap;       /* rows of a measurement wave, >= 2 T; 0: no measurement */
     int64_t          max_response;  /* T of measurement */
-    rk_select_params select;
+    rk_select_params select;        /* the policy of rk_engine_compress and of damages */
+    rk_observation   observe;       /* what the policies of forks need beside it */
     const int32_t   *budget;        /* [L] for the memory estimate at max_prompt, or NULL: all kept */
     bool             hash_weights;  /* compute weights_hash while loading */
     bool             quiet;         /* no memory table */
@@ -107,7 +108,7 @@ rk_status rk_engine_compress_take(rk_engine *e, rk_ticket ticket, int32_t *store
 
 /* Leader. Make the free sequence `to` what compressing the prefilled sequence `from` by this policy
  * and these budgets would leave; `from` keeps its whole cache, so that many configurations share one
- * prefill. What the policy observes must be within the engine's own (select of the configuration).
+ * prefill. The policy must be among those that the configuration's observe was made for.
  * Shapes: budget [L] (NULL: a copy); stored, kv_bytes as of rk_engine_compress
  * Errors: RK_E_MEM; RK_E_BUG */
 rk_status rk_engine_fork(rk_engine *e, int from, int to, const rk_select_params *select,

@@ -36,11 +36,20 @@ rk_status rk_engine_partition_of(const rk_config *c, const rk_engine_config *cfg
     return st;
 }
 
+/* What selection keeps of prompts; at most, since forks pass no rows. */
+static int64_t observe_bytes(const rk_config *c, const rk_engine_config *cfg, int n_layers) {
+    rk_observation o = cfg->observe;
+    if (rk_observation_add(&o, &cfg->select) != RK_OK) rk_err_clear(); /* open says it */
+    if (!o.scored) return 0;
+    rk_attn_shape   shape = {.n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim};
+    rk_observe_spec s = rk_stage_observe_spec(shape, &o, cfg->max_prompt);
+    return rk_observe_bytes(&s) + (int64_t)n_layers * cfg->max_sequences * rk_observer_bytes(&s);
+}
+
 void rk_engine_memory_of(const rk_weights *w, const rk_engine_config *cfg, int n_stages,
                          const int *begin, int stage, rk_plan_memory *out) {
     const rk_config    *c = rk_weights_config(w);
     int                 bytes = strcmp(cfg->backend, "ref") == 0 ? 4 : 2;
-    bool                scored = rk_select_needs_scores(&cfg->select);
     rk_plan_memory_spec s = {.config = c,
                              .layer_begin = begin[stage],
                              .layer_end = begin[stage + 1],
@@ -54,7 +63,7 @@ void rk_engine_memory_of(const rk_weights *w, const rk_engine_config *cfg, int n
                              .budget = cfg->budget,
                              .max_rows = rk_engine_rows_of(cfg),
                              .max_logit_rows = max64(RK_STAGE_LOGIT_ROWS, cfg->max_response),
-                             .window = scored ? cfg->select.window : 0};
+                             .observe_bytes = observe_bytes(c, cfg, begin[stage + 1] - begin[stage])};
     if (cfg->native)
         s.matrix_bytes = rk_model_matrix_bytes(w, RK_BF16, true, s.layer_begin, s.layer_end, s.has_embed,
                                                s.has_head);

@@ -17,6 +17,19 @@ rk_status rk_stage_dev(rk_stage *s, int64_t bytes, const char *what, void *slot)
     return RK_OK;
 }
 
+rk_status rk_stage_grow(rk_stage *s, int64_t bytes, const char *what, void *slot, int64_t *have) {
+    if (bytes <= *have) return RK_OK;
+    void *old;
+    memcpy(&old, slot, sizeof old);
+    s->be->ops->release(s->be, old);
+    old = NULL;
+    memcpy(slot, &old, sizeof old);
+    *have = 0;
+    RK_TRY(rk_stage_dev(s, bytes, what, slot));
+    *have = bytes;
+    return RK_OK;
+}
+
 static rk_status open_buffers(rk_stage *s) {
     const rk_config *c = &s->cfg;
     int64_t          rows = s->spec.max_rows, f = (int64_t)sizeof(float);
@@ -44,6 +57,7 @@ rk_status rk_stage_open(rk_backend *be, rk_weights *w, const rk_stage_spec *spec
     s->be = be;
     s->cfg = *rk_weights_config(w);
     s->spec = *spec;
+    s->scored_seq = -1;
     if (s->spec.max_rows < RK_STAGE_LOGIT_ROWS) s->spec.max_rows = RK_STAGE_LOGIT_ROWS;
     rk_model_spec ms = {.layer_begin = spec->layer_begin,
                         .layer_end = spec->layer_end,
@@ -68,7 +82,7 @@ out:
 void rk_stage_close(rk_stage *s) {
     if (!s) return;
     void *dev[] = {s->logits, s->head_rows, s->ref_logits, s->score_rows, s->tail,
-                   s->own,    s->before};
+                   s->own,    s->before,    s->q_rows};
     for (size_t i = 0; i < sizeof dev / sizeof *dev; i++) s->be->ops->release(s->be, dev[i]);
     for (int i = 0; s->seq && i < s->spec.max_sequences; i++) rk_mem_free(s->seq[i].budget);
     void *host[] = {s->pos, s->index, s->sets, s->spans, s->seq, s->logits_host, s->local_host};
@@ -119,7 +133,7 @@ static rk_status run_layers(rk_stage *s, const rk_record *r, float *x) {
                                        .spans = sp};
         }
         RK_TRY(rk_model_qkv(s->model, l, x, n, kind, s->pos, s->sets, r->head.n_sets));
-        for (int k = 0; k < r->head.n_sets; k++) RK_TRY(rk_stage_observe(s, l, &r->sets[k]));
+        for (int k = 0; k < r->head.n_sets; k++) RK_TRY(rk_stage_observe(s, l, &r->sets[k], s->sets[k].spans));
         RK_TRY(rk_model_finish(s->model, l, x, n, kind, s->sets, r->head.n_sets));
         if (s->spec.poll) s->spec.poll(s->spec.arg);
     }

@@ -3,6 +3,7 @@
 #pragma once
 #include "core/kvcache.h"
 #include "core/model.h"
+#include "core/observe.h"
 #include "core/select.h"
 #include "pipeline/record.h"
 
@@ -18,11 +19,13 @@ typedef struct rk_stage_spec {
     int64_t max_prompt, max_positions;
     int64_t max_response;         /* T of a measurement; 0: none */
     bool    native;               /* of rk_model_spec */
-    rk_select_params select;
+    rk_observation observe;       /* what the policies of the run need */
     void (*poll)(void *arg);      /* between layers (may be NULL) */
     void (*on_loaded)(void *arg, int64_t done, int64_t total);
     void *arg;
 } rk_stage_spec;
+
+rk_observe_spec rk_stage_observe_spec(rk_attn_shape shape, const rk_observation *o, int64_t max_prompt);
 
 rk_status rk_stage_open(rk_backend *be, rk_weights *w, const rk_stage_spec *spec, rk_stage **out);
 void      rk_stage_close(rk_stage *s);

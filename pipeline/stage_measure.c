@@ -11,19 +11,6 @@
 #include "base/mem.h"
 #include "pipeline/stage_internal.h"
 
-static rk_status grow(rk_stage *s, int64_t bytes, const char *what, void *slot, int64_t *have) {
-    if (bytes <= *have) return RK_OK;
-    void *old;
-    memcpy(&old, slot, sizeof old);
-    s->be->ops->release(s->be, old);
-    old = NULL;
-    memcpy(slot, &old, sizeof old);
-    *have = 0;
-    RK_TRY(rk_stage_dev(s, bytes, what, slot));
-    *have = bytes;
-    return RK_OK;
-}
-
 /* Number of the record's forks that exist in a layer (fork layer <= layer). */
 static int forks_in(const rk_record *r, int layer) {
     int n = 0;
@@ -46,6 +33,14 @@ static int64_t own_bytes(const rk_stage *s, const rk_record_fork *f, const rk_sp
     return 2 * pages * rk_page_bytes(d, s->be->weight_dtype);
 }
 
+/* Lanes behind the last slot of a span's pages hold zeros: variants' pages are used again and again,
+ * and attention joins the last page with the first one of the response. */
+static rk_status end_in_zeros(rk_stage *s, void *pages, rk_dtype t, int64_t n_slots) {
+    int64_t page = rk_page_bytes(s->cfg.head_dim, t);
+    if (n_slots % RK_PAGE_KEYS == 0) return RK_OK;
+    return s->be->ops->zero(s->be, (char *)pages + n_slots / RK_PAGE_KEYS * page, page);
+}
+
 /* Spans of the prompt's cache with V disturbed as the fork wants. */
 static rk_status perturb(rk_stage *s, const rk_record *r, const rk_record_fork *f, const rk_span *prompt,
                          char *pages, rk_span *out) {
@@ -54,6 +49,7 @@ static rk_status perturb(rk_stage *s, const rk_record *r, const rk_record_fork *
         out[g].v = pages;
         out[g].v_dtype = s->be->exact_dtype;
         pages += pages_of(prompt[g].n) * rk_page_bytes(s->cfg.head_dim, s->be->exact_dtype);
+        RK_TRY(end_in_zeros(s, out[g].v, out[g].v_dtype, prompt[g].n));
         RK_TRY(s->be->ops->kv_perturb(s->be, s->cfg.head_dim, &prompt[g], f->epsilon, r->head.seed,
                                       (uint32_t)f->layer, (uint32_t)g, (uint32_t)f->sample,
                                       (uint32_t)f->draw, &out[g]));
@@ -76,9 +72,8 @@ static rk_status compressed(rk_stage *s, const rk_record *r, const rk_record_for
                            .v_dtype = prompt[g].v_dtype,
                            .n = count[g]};
         pages += 2 * n * page;
-        /* Lanes behind the last slot hold zeros; others may have written here before. */
-        RK_TRY(s->be->ops->zero(s->be, (char *)out[g].k + (n - 1) * page, page));
-        RK_TRY(s->be->ops->zero(s->be, (char *)out[g].v + (n - 1) * page, page));
+        RK_TRY(end_in_zeros(s, out[g].k, out[g].k_dtype, count[g]));
+        RK_TRY(end_in_zeros(s, out[g].v, out[g].v_dtype, count[g]));
         RK_TRY(s->be->ops->kv_gather(s->be, s->cfg.head_dim, &prompt[g], 1, slot[g], count[g], &out[g]));
     }
     return RK_OK;
@@ -124,8 +119,8 @@ static rk_status build_sets(rk_stage *s, const rk_record *r, int layer, int n_se
     int64_t own = 0, tail_pages = pages_of(RK_PAGE_KEYS - 1 + T);
     int64_t tail = n_sets * (int64_t)G * 2 * tail_pages * rk_page_bytes(s->cfg.head_dim, s->be->exact_dtype);
     for (int k = before; k < n_sets - 1; k++) own += own_bytes(s, &r->forks[k], prompt);
-    RK_TRY(grow(s, own, "variants' pages", &s->own, &s->own_bytes));
-    RK_TRY(grow(s, tail, "response cache", &s->tail, &s->tail_bytes));
+    RK_TRY(rk_stage_grow(s, own, "variants' pages", &s->own, &s->own_bytes));
+    RK_TRY(rk_stage_grow(s, tail, "response cache", &s->tail, &s->tail_bytes));
     RK_TRY(s->be->ops->zero(s->be, s->tail, tail));
     char *at = s->own;
     for (int k = 0; k < n_sets; k++) {
@@ -154,7 +149,7 @@ static bool any_noise(const rk_record *r, int from, int to) {
 static rk_status keep_reference(rk_stage *s, const rk_record *r, const float *x) {
     int     T = r->head.n_rows;
     int64_t bytes = T * (int64_t)s->cfg.d_model * (int64_t)sizeof(float);
-    RK_TRY(grow(s, bytes, "reference rows", &s->before, &s->before_bytes));
+    RK_TRY(rk_stage_grow(s, bytes, "reference rows", &s->before, &s->before_bytes));
     if (3 * bytes > s->local_bytes) {
         rk_mem_free(s->local_host);
         s->local_host = NULL;
@@ -225,8 +220,8 @@ static rk_status reduce(rk_stage *s, const rk_record *r, const float *x, rk_stag
     rk_row_score          score[MOST];
     int32_t               next[MOST];
     RK_ASSERT(per_block >= 1 && s->logit_rows <= MOST);
-    RK_TRY(grow(s, T * V * f, "reference logits", &s->ref_logits, &s->ref_bytes));
-    RK_TRY(grow(s, s->logit_rows * (int64_t)sizeof *score, "scores", &s->score_rows, &s->score_bytes));
+    RK_TRY(rk_stage_grow(s, T * V * f, "reference logits", &s->ref_logits, &s->ref_bytes));
+    RK_TRY(rk_stage_grow(s, s->logit_rows * (int64_t)sizeof *score, "scores", &s->score_rows, &s->score_bytes));
     for (int i = 0; i < T; i++) s->index[i] = i, next[i] = i + 1 < T ? r->tokens[i + 1] : -1;
     RK_TRY(rk_stage_logits(s, x, s->index, T, RK_ROWS_EXACT, s->ref_logits));
     RK_TRY(op->download(s->be, s->logits_host, s->ref_logits, T * V * f));

@@ -15,7 +15,7 @@
 #include "tests/tiny_model.h"
 
 enum { LAYERS = 7, PROMPTS = 6, MAX_PROMPT = 300, MAX_NEW = 9, T = 5, FORKS = 3 };
-enum { N_VARIANTS = FORKS + LAYERS * 3 + 1, KEPT = 60 };
+enum { N_VARIANTS = FORKS + 1 + LAYERS * 3 + 1, KEPT = 60 };
 static const int lengths[PROMPTS] = {1, 40, 200, 299, 64, 129};
 
 typedef struct answers {
@@ -82,6 +82,8 @@ static void measure(rk_engine *e, const int32_t *tokens, int n_prompt, answers *
     make_forks(e, n_prompt, a);
     for (int k = 0; k < FORKS; k++) v[n++] = (rk_variant){.kind = RK_VARIANT_SEQUENCE, .seq = 1 + k};
     noise = n;
+    /* One more in the first layer: later layers' pages then lie where others have been. */
+    v[n++] = (rk_variant){.layer = 0, .epsilon = 0.2f, .sample = 1};
     for (int l = 0; l < LAYERS; l++) {
         for (int d = 0; d < 2; d++)
             v[n++] = (rk_variant){.layer = l, .epsilon = 0.3f, .sample = 2, .draw = d};

@@ -175,9 +175,9 @@ static void test_kv_and_buffers(void) {
     CU_ASSERT_EQUAL(memory_of(&s).buffers, 8 * (48 + 128 + 100 + 16) * 4);
     s.has_head = true, s.max_logit_rows = 2;
     CU_ASSERT_EQUAL(memory_of(&s).buffers, (8 * 292 + 2 * 1000) * 4);
-    s.window = 5;
+    s.observe_bytes = 5 * 7;
     m = memory_of(&s);
-    CU_ASSERT_EQUAL(m.buffers, (8 * 292 + 2 * 1000 + 2 * 5 * 64 + 4 * 150) * 4);
+    CU_ASSERT_EQUAL(m.buffers, (8 * 292 + 2 * 1000) * 4 + 5 * 7);
     CU_ASSERT_EQUAL(m.total, m.weights + m.kv_peak + m.buffers);
     s.n_sequences = 0;
     CU_ASSERT_EQUAL(memory_of(&s).kv_peak, 0);

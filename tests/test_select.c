@@ -23,6 +23,19 @@ typedef struct golden {
     bool             exact_only; /* compare kept only where no near tie decides */
 } golden;
 
+/* One head alone. */
+static rk_status select_head(const rk_select_params *p, int64_t n, int32_t budget, const float *score,
+                                int32_t *kept) {
+    int32_t  *all, count;
+    if (n < 1 || budget > n) return rk_select_layer(p, 1, n, budget, score, kept, &count);
+    RK_TRY(rk_mem_alloc_to(n, sizeof(int32_t), "kept", &all));
+    rk_status st = rk_select_layer(p, 1, n, budget, score, all, &count);
+    if (st == RK_OK) memcpy(kept, all, (size_t)count * sizeof *kept);
+    if (st == RK_OK && count != budget) st = RK_FAIL(RK_E_BUG, "%d kept, not %d", count, budget);
+    rk_mem_free(all);
+    return st;
+}
+
 static float *new_floats(int64_t n) {
     void *mem = NULL;
     CU_ASSERT_EQUAL_FATAL(rk_mem_alloc(n + 1, sizeof(float), "test", &mem), RK_OK);
@@ -67,7 +80,7 @@ static bool kept_agrees(const golden *g, const float *score) {
     bool  ok = rk_mem_alloc(g->budget, sizeof(int32_t), "kept", &mem) == RK_OK;
     for (int h = 0; ok && h < g->n_kv; h++) {
         const float *row = score == NULL ? NULL : score + h * g->n;
-        ok = rk_select_head(&g->p, g->n, g->budget, row, mem) == RK_OK &&
+        ok = select_head(&g->p, g->n, g->budget, row, mem) == RK_OK &&
              memcmp(mem, g->kept + (int64_t)h * g->budget,
                     sizeof(int32_t) * (size_t)g->budget) == 0;
     }
@@ -207,7 +220,7 @@ static void test_against_ranks(void) {
             s[j] = round % 2 ? (float)v : (float)v * 1e-20f * (float)(lcg() % 1000);
             if (v == 0 && lcg() % 2) s[j] = -0.0f;
         }
-        bad += rk_select_head(&p, n, budget, s, kept) != RK_OK;
+        bad += select_head(&p, n, budget, s, kept) != RK_OK;
         int32_t at = 0;
         for (int64_t j = 0; j < n; j++)
             if (j >= m || rank_of(s, m, j) < budget - w) bad += kept[at++] != j;
@@ -251,26 +264,26 @@ static void test_forced(void) {
     rk_select_params p = SNAP;
     float            s[10] = {0, 5, 1, 0, 2, 2, 0, 0, 0, 0};
     int32_t          kept[10];
-    CU_ASSERT_EQUAL(rk_select_head(&p, 10, 6, s, kept), RK_OK);
+    CU_ASSERT_EQUAL(select_head(&p, 10, 6, s, kept), RK_OK);
     static const int32_t SIX[] = {1, 4, 6, 7, 8, 9};
     CU_ASSERT(memcmp(kept, SIX, sizeof SIX) == 0);
-    CU_ASSERT_EQUAL(rk_select_head(&p, 10, 4, s, kept), RK_OK);
+    CU_ASSERT_EQUAL(select_head(&p, 10, 4, s, kept), RK_OK);
     CU_ASSERT(kept[0] == 6 && kept[3] == 9);
-    CU_ASSERT_EQUAL(rk_select_head(&p, 10, 3, s, kept), RK_E_BUG);
-    CU_ASSERT_EQUAL(rk_select_head(&p, 10, 0, s, kept), RK_E_BUG);
-    CU_ASSERT_EQUAL(rk_select_head(&p, 10, 11, s, kept), RK_E_BUG);
+    CU_ASSERT_EQUAL(select_head(&p, 10, 3, s, kept), RK_E_BUG);
+    CU_ASSERT_EQUAL(select_head(&p, 10, 0, s, kept), RK_E_BUG);
+    CU_ASSERT_EQUAL(select_head(&p, 10, 11, s, kept), RK_E_BUG);
     s[2] = NAN;
-    CU_ASSERT_EQUAL(rk_select_head(&p, 10, 6, s, kept), RK_E_BUG);
+    CU_ASSERT_EQUAL(select_head(&p, 10, 6, s, kept), RK_E_BUG);
     p.policy = RK_POLICY_STREAMING;
-    CU_ASSERT_EQUAL(rk_select_head(&p, 10, 6, NULL, kept), RK_OK);
+    CU_ASSERT_EQUAL(select_head(&p, 10, 6, NULL, kept), RK_OK);
     static const int32_t SINKS[] = {0, 1, 2, 3, 8, 9};
     CU_ASSERT(memcmp(kept, SINKS, sizeof SINKS) == 0);
-    CU_ASSERT_EQUAL(rk_select_head(&p, 10, 3, NULL, kept), RK_OK);
+    CU_ASSERT_EQUAL(select_head(&p, 10, 3, NULL, kept), RK_OK);
     CU_ASSERT(kept[0] == 0 && kept[2] == 2);
     p.policy = RK_POLICY_FULL;
-    CU_ASSERT_EQUAL(rk_select_head(&p, 10, 10, NULL, kept), RK_OK);
+    CU_ASSERT_EQUAL(select_head(&p, 10, 10, NULL, kept), RK_OK);
     for (int i = 0; i < 10; i++) CU_ASSERT_EQUAL(kept[i], i);
-    CU_ASSERT_EQUAL(rk_select_head(&p, 10, 9, NULL, kept), RK_E_BUG);
+    CU_ASSERT_EQUAL(select_head(&p, 10, 9, NULL, kept), RK_E_BUG);
 }
 
 static void expect_usage(rk_select_params p, const char *option) {

@@ -193,7 +193,7 @@ static rk_status prepare(rk_eval *v) {
     RK_TRY(rk_tokenizer_open_model(o->model, rk_weights_gguf(v->w), &v->tokenizer));
     v->n_stages = rk_comm_size(v->c->world) / (int)o->replicas;
     v->index = rk_comm_rank(v->c->world) / v->n_stages;
-    v->observe = rk_sweep_observe(&v->sweep);
+    RK_TRY(rk_sweep_observe(&v->sweep, &v->observe));
     rk_hash_init(&v->job_hash);
     RK_TRY(v->task->load(v));
     RK_TRY(rk_mem_alloc_to((int64_t)v->n_items * v->sweep.n * rk_eval_layers(v), sizeof(int32_t), "budgets",
@@ -243,7 +243,8 @@ static rk_engine_config engine_config(const rk_eval *v) {
                              .max_sequences = 1 + v->max_forks,
                              .max_prompt = v->max_prompt,
                              .max_new = v->max_new,
-                             .select = v->observe,
+                             .select = v->sweep.at[0].select,
+                             .observe = v->observe,
                              .native = rk_cli_native(o, v->w),
                              .hash_weights = true,
                              .quiet = v->index != 0};

@@ -74,14 +74,15 @@ out:
 
 /* The policy of the damages; without them nothing is selected. */
 static rk_select_params select_of(const rk_options *o) {
-    return rk_options_signal(o, "damage") ? rk_cli_policy(o) : (rk_select_params){.policy = RK_POLICY_FULL, .kernel = 1};
+    return rk_options_signal(o, "damage") ? rk_cli_policy(o) : (rk_select_params){.kernel = 1};
 }
 
 static void describe_policy(const rk_options *o, rk_profile_policy *p) {
     snprintf(p->policy, sizeof p->policy, "%s", o->policy);
     snprintf(p->pool, sizeof p->pool, "%s", o->pool);
     snprintf(p->group_reduce, sizeof p->group_reduce, "%s", o->group_reduce);
-    snprintf(p->head_mode, sizeof p->head_mode, "kv");
+    snprintf(p->head_mode, sizeof p->head_mode, "%s", o->head_mode);
+    p->alpha = strcmp(o->head_mode, "kv") ? o->alpha : 0;
     p->window = (int)o->window;
     p->sinks = (int)o->sinks;
     p->kernel = (int)o->kernel;

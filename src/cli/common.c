@@ -13,6 +13,9 @@
 #include "base/mem.h"
 #include "cli/cli.h"
 
+/* kvpress' expected_attention is adaptive heads over scores that are raised by this much. */
+static const double EXPECTED_EPSILON = 0.01;
+
 rk_status rk_cli_phase(rk_cli *c, rk_status mine) {
     if (mine == RK_E_PEER) return mine;
     rk_status st = rk_comm_agree(c->world, mine, &c->reporter);
@@ -108,15 +111,25 @@ void rk_cli_set_numbers(rk_json *o, rk_engine *e) {
 }
 
 rk_select_params rk_cli_policy(const rk_options *o) {
-    return (rk_select_params){.policy = strcmp(o->policy, "streaming") == 0 ? RK_POLICY_STREAMING
-                                                                            : RK_POLICY_SNAPKV,
-                              .window = (int)o->window,
-                              .sinks = (int)o->sinks,
-                              .pool = strcmp(o->pool, "avg") == 0 ? RK_POOL_AVG : RK_POOL_MAX,
-                              .kernel = (int)o->kernel,
-                              .group_reduce = strcmp(o->group_reduce, "max") == 0 ? RK_REDUCE_MAX
-                                                                                  : RK_REDUCE_MEAN,
-                              .pool_first = o->pool_first};
+    static const struct {
+        const char  *name;
+        rk_head_mode mode;
+    } modes[] = {{"kv", RK_HEADS_EQUAL}, {"adaptive", RK_HEADS_ADAPTIVE}, {"blend", RK_HEADS_BLEND}};
+    rk_select_params p = {0};
+    if (rk_policy_parse(o->policy, &p.policy) != RK_OK) rk_err_clear(); /* the table checked it */
+    p.window = (int)o->window;
+    p.sinks = (int)o->sinks;
+    p.pool = strcmp(o->pool, "avg") == 0 ? RK_POOL_AVG : RK_POOL_MAX;
+    p.kernel = (int)o->kernel;
+    p.group_reduce = strcmp(o->group_reduce, "max") == 0 ? RK_REDUCE_MAX : RK_REDUCE_MEAN;
+    p.pool_first = o->pool_first;
+    p.recent = (int)o->recent;
+    p.seed = o->seed;
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
+        if (strcmp(o->head_mode, modes[i].name) == 0) p.head_mode = modes[i].mode;
+    p.alpha = p.head_mode == RK_HEADS_EQUAL ? 0 : o->alpha;
+    if (p.policy == RK_POLICY_EXPECTED && p.head_mode != RK_HEADS_EQUAL) p.epsilon = EXPECTED_EPSILON;
+    return p;
 }
 
 rk_select_params rk_cli_select(const rk_options *o) {

@@ -41,7 +41,7 @@ struct rk_eval {
     void   *data; /* the task's */
 
     int32_t *budgets; /* [n_items][n configurations][L], by world rank 0, on all ranks */
-    rk_select_params observe;
+    rk_observation observe;
 };
 
 extern const rk_eval_task rk_eval_fidelity, rk_eval_perplexity, rk_eval_damage;

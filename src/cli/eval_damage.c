@@ -25,7 +25,8 @@ static rk_status load(rk_eval *v) {
     v->max_forks = o->levels.n;
     /* The policy is asked for though nothing says how much is kept: the levels do. */
     v->sweep.at[0].select = rk_cli_policy(o);
-    v->observe = v->sweep.at[0].select;
+    v->observe = (rk_observation){0};
+    RK_TRY(rk_observation_add(&v->observe, &v->sweep.at[0].select));
     rk_hash_add(&v->job_hash, o->levels.v, (size_t)o->levels.n * sizeof *o->levels.v);
     return rk_eval_load_documents(v, v->data);
 }

@@ -366,8 +366,10 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
     bool              ripple = o->allocator && (strcmp(o->allocator, "ripple") == 0 ||
                                    strcmp(o->allocator, "local") == 0);
     bool              pyramid = o->allocator && strcmp(o->allocator, "pyramid") == 0;
-    bool              snapkv = strcmp(o->policy, "snapkv") == 0;
+    bool              snapkv = strcmp(o->policy, "snapkv") == 0, h2o = strcmp(o->policy, "h2o") == 0;
+    bool              no_heads = strcmp(o->policy, "streaming") == 0 || strcmp(o->policy, "full") == 0;
     static const char keeps_all[] = "without --ratio or --budget the whole cache is kept";
+    static const char no_damage[] = "there is no --signal damage";
     static const char levels_say[] = "eval damage cuts at --levels";
     static const char none_decoded[] = "--decode 0 leaves the decoding out";
     switch (id) {
@@ -386,14 +388,28 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
     case RK_OPT_BETA:
         return full ? keeps_all : pyramid ? NULL : "only --allocator pyramid reads it";
     case RK_OPT_POLICY:
-        if (profile && !damage) return "there is no --signal damage";
+        if (profile && !damage) return no_damage;
         return full && strcmp(o->policy, "full") != 0 ? keeps_all : NULL;
     case RK_OPT_POOL:
     case RK_OPT_KERNEL:
-    case RK_OPT_GROUP_REDUCE:
     case RK_OPT_POOL_FIRST:
-        if (profile && !damage) return "there is no --signal damage";
+        if (profile && !damage) return no_damage;
         return full ? keeps_all : snapkv ? NULL : "only --policy snapkv reads it";
+    case RK_OPT_GROUP_REDUCE:
+        if (profile && !damage) return no_damage;
+        return full ? keeps_all : snapkv || h2o ? NULL : "only --policy snapkv and h2o read it";
+    case RK_OPT_RECENT:
+        if (profile && !damage) return no_damage;
+        return full ? keeps_all : h2o ? NULL : "only --policy h2o reads it";
+    case RK_OPT_HEAD_MODE:
+        if (profile && !damage) return no_damage;
+        return full ? keeps_all : no_heads ? "--policy keeps the same tokens in all heads" : NULL;
+    case RK_OPT_ALPHA:
+        if (profile && !damage) return no_damage;
+        return full ? keeps_all : strcmp(o->head_mode, "kv") ? NULL : "--head-mode kv does not read it";
+    case RK_OPT_PRESET:
+        if (profile && !damage) return no_damage;
+        return full ? keeps_all : NULL;
     case RK_OPT_FIRST_TOKEN:
         return full ? keeps_all : NULL;
     case RK_OPT_CHAT:
@@ -409,10 +425,10 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
     case RK_OPT_BENCH_CONTEXT:
         return o->bench_decode || o->bench_profile ? NULL : none_decoded;
     case RK_OPT_LEVELS:
-        return damage ? NULL : profile ? "there is no --signal damage" : "only eval damage reads it";
+        return damage ? NULL : profile ? no_damage : "only eval damage reads it";
     case RK_OPT_WINDOW:
     case RK_OPT_SINKS:
-        return profile && !damage ? "there is no --signal damage" : NULL;
+        return profile && !damage ? no_damage : NULL;
     case RK_OPT_RESUME:
         return o->command == RK_CMD_EVAL && !o->output ? "there is no --output" : NULL;
     case RK_OPT_RATIO:
@@ -525,8 +541,36 @@ static rk_status check_backend(const rk_options *o) {
     return RK_OK;
 }
 
+/* Settings that published numbers were made with (reference code of each). What is given stays. */
+static const struct preset {
+    const char *name, *pool, *head_mode;
+    int         window, kernel;
+    bool        pool_first;
+} presets[] = {
+    {"paper-snapkv", "max", "kv", 32, 7, false},
+    {"kvcache-factory", "max", "kv", 8, 7, false},
+    {"kvpress", "avg", "kv", 64, 5, true},
+    {"adakv", "max", "blend", 32, 7, false},
+};
+
+static void apply_preset(rk_options *o) {
+    enum { KVF_RECENT = 8 };
+    for (size_t i = 0; o->preset && i < sizeof presets / sizeof *presets; i++) {
+        const struct preset *p = &presets[i];
+        if (strcmp(o->preset, p->name) != 0) continue;
+        if (!o->given[RK_OPT_WINDOW]) o->window = p->window;
+        if (!o->given[RK_OPT_POOL]) o->pool = p->pool;
+        if (!o->given[RK_OPT_KERNEL]) o->kernel = p->kernel;
+        if (!o->given[RK_OPT_POOL_FIRST]) o->pool_first = p->pool_first;
+        if (!o->given[RK_OPT_HEAD_MODE]) o->head_mode = p->head_mode;
+        if (!o->given[RK_OPT_RECENT] && strcmp(p->name, "kvcache-factory") == 0) o->recent = KVF_RECENT;
+    }
+}
+
 static rk_status check(rk_options *o) {
     RK_TRY(check_required(o));
+    if (!o->recent) o->recent = -1; /* auto */
+    apply_preset(o);
     if (o->given[RK_OPT_RATIO] && o->given[RK_OPT_BUDGET])
         return RK_FAIL(RK_E_USAGE, "--ratio and --budget say the same thing: give one");
     if (!o->allocator) o->allocator = o->sensitivity ? "ripple" : "uniform";

@@ -51,6 +51,10 @@ typedef enum rk_opt {
     RK_OPT_KERNEL,
     RK_OPT_GROUP_REDUCE,
     RK_OPT_POOL_FIRST,
+    RK_OPT_RECENT,
+    RK_OPT_HEAD_MODE,
+    RK_OPT_ALPHA,
+    RK_OPT_PRESET,
     RK_OPT_FIRST_TOKEN,
     RK_OPT_CALIBRATION,
     RK_OPT_PROFILE_OUTPUT,
@@ -123,8 +127,9 @@ typedef struct rk_options {
     double      r, gamma, beta, shrink;
     const char *curve_mean;
     bool        explain;
-    const char *policy, *pool, *group_reduce, *first_token;
-    int64_t     window, sinks, kernel;
+    const char *policy, *pool, *group_reduce, *first_token, *head_mode, *preset;
+    int64_t     window, sinks, kernel, recent; /* recent < 0: half of the budget */
+    double      alpha;
     bool        pool_first;
 
     const char *calibration, *signal;

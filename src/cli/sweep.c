@@ -128,15 +128,10 @@ void rk_sweep_close(rk_sweep *s) {
     *s = (rk_sweep){0};
 }
 
-rk_select_params rk_sweep_observe(const rk_sweep *s) {
-    rk_select_params p = s->at[0].select;
-    for (int i = 1; i < s->n; i++) {
-        const rk_select_params *q = &s->at[i].select;
-        int                     window = q->window > p.window ? q->window : p.window;
-        if (rk_select_needs_scores(q) && !rk_select_needs_scores(&p)) p = *q;
-        p.window = window;
-    }
-    return p;
+rk_status rk_sweep_observe(const rk_sweep *s, rk_observation *out) {
+    *out = (rk_observation){0};
+    for (int i = 0; i < s->n; i++) RK_TRY(rk_observation_add(out, &s->at[i].select));
+    return RK_OK;
 }
 
 rk_status rk_sweep_split(const rk_sweep_entry *e, int n_layers, int64_t n, int32_t *budget) {

@@ -31,8 +31,9 @@ rk_status rk_sweep_parse(const rk_cli *c, rk_sweep *out);
 rk_status rk_sweep_open(rk_sweep *s, const rk_config *model);
 void      rk_sweep_close(rk_sweep *s);
 
-/* A policy that observes what the policies of all entries need: for the engine's configuration. */
-rk_select_params rk_sweep_observe(const rk_sweep *s);
+/* What the policies of all entries need, for the engine's configuration.
+ * Errors: RK_E_USAGE they cannot share a prefill */
+rk_status rk_sweep_observe(const rk_sweep *s, rk_observation *out);
 
 /* Budgets of an entry for a prompt of n tokens. Shapes: budget [L] out */
 rk_status rk_sweep_split(const rk_sweep_entry *e, int n_layers, int64_t n, int32_t *budget);

@@ -187,6 +187,10 @@ double rk_config_rope_factor(const rk_config *c, int i) {
     return 1.0 / ((1.0 - blend) / c->rope_factor + blend);
 }
 
+void rk_config_rope_speeds(const rk_config *c, double *speed) {
+    for (int i = 0; i < c->head_dim / 2; i++) speed[i] = plain_speed(c, i) / rk_config_rope_factor(c, i);
+}
+
 void rk_config_rope_table(const rk_config *c, int64_t first, int64_t n, float *out) {
     int d = c->head_dim;
     for (int i = 0; i < d / 2; i++) {

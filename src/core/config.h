@@ -37,4 +37,5 @@ uint64_t rk_config_shape_hash(const rk_config *c);
 
 /* cos and sin of position x frequency, angles in f64, rounded to f32.
  * Shapes: out [n][d] = d/2 cosines, then d/2 sines, of positions first .. first + n - 1 */
+void rk_config_rope_speeds(const rk_config *c, double *speed); /* [d/2] radians per position */
 void rk_config_rope_table(const rk_config *c, int64_t first, int64_t n, float *out);

@@ -189,9 +189,7 @@ static int64_t buffer_sum(const rk_plan_memory_spec *s) {
     int64_t row = D + qkv + input + d; /* d: RoPE cos and sin */
     int64_t sum = s->max_rows * row;
     if (s->has_head) sum += s->max_logit_rows * c->n_vocab;
-    if (s->window > 0) /* Q rows of the window in every layer; window sums of one layer */
-        sum += (s->layer_end - s->layer_begin) * s->window * Hd + c->n_heads * s->n_prompt;
-    return sum * F32_BYTES;
+    return sum * F32_BYTES + s->observe_bytes;
 }
 
 void rk_plan_memory_of(const rk_plan_memory_spec *s, rk_plan_memory *out) {

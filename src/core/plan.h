@@ -36,7 +36,7 @@ typedef struct rk_plan_memory_spec {
     const int32_t *budget;          /* [L] tokens kept, or NULL: all */
     int64_t max_rows;               /* rows in flight in one step */
     int64_t max_logit_rows;         /* rows that pass the head in one step */
-    int     window;                 /* Q rows kept for selection; 0: none */
+    int64_t observe_bytes;          /* what selections keep of prompts while they pass */
 } rk_plan_memory_spec;
 
 typedef struct rk_plan_memory {
