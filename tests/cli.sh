@@ -52,7 +52,7 @@ for c in profile budget generate eval bench inspect version help; do
     go "$rk" $c --help
     is "$c --help on stdout" test -s out
     is "$c --help says nothing on stderr" test ! -s err
-    is "$c --help has what is not there yet" eval "! grep -qE -- '--(trace|groups|preset|alpha|rerotate|dump|micro-batches)|cuda|h2o' out"
+    is "$c --help has what is not there yet" eval "! grep -qE -- '--(trace|groups|rerotate|dump|micro-batches)|cuda' out"
 done
 go "$rk" help --markdown
 is "README table" grep -qF '| `--ratio R` | budget, generate, eval, bench |' out

@@ -148,7 +148,7 @@ static bool near_fill(int n_layers, const double *w, int64_t lo, int64_t n, int6
 static void test_properties(void) {
     int bad = 0, far = 0;
     mix_state = 1;
-    for (int round = 0; round < 20000; round++) {
+    for (int round = 0; round < 100000; round++) {
         int     n_layers = 1 + (int)below(round % 50 == 0 ? 128 : 20);
         int64_t n = 1 + below(round % 7 == 0 ? 2000000000 : 5000), lo = 1 + below(n < 64 ? n : 64);
         int64_t total = n_layers * lo + below(n_layers * (n - lo) + 1), sum = 0, kind = below(6);
@@ -172,7 +172,7 @@ static void test_properties(void) {
                        (w[l] >= w[k] && w[l] <= w[k] && l < k && (b[l] < b[k] || b[l] > b[k] + 1));
         }
         bad += sum != total;
-        if (round % 10 == 0) far += !near_fill(n_layers, w, lo, n, total, b);
+        if (round % 50 == 0) far += !near_fill(n_layers, w, lo, n, total, b);
     }
     CU_ASSERT_EQUAL(bad, 0);
     CU_ASSERT_EQUAL(far, 0);
