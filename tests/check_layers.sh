@@ -4,7 +4,7 @@
 # end the process, allocate or print. One line per violation. Before that the check is tried on a
 # small tree with one violation of each kind, all of which it must find.
 #
-# Layers: base <- kernels <- core <- pipeline <- profiler <- cli; each uses what stands left of it.
+# Layers: base <- kernels <- core <- pipeline <- profiler <- eval <- cli; each uses what stands left of it.
 set -uo pipefail
 root=${1:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)}
 
@@ -44,7 +44,8 @@ allowed_layers() {
         src/core) echo base kernels core ;;
         pipeline) echo base kernels core pipeline ;;
         profiler) echo base kernels core pipeline profiler ;;
-        src/cli) echo base kernels core pipeline profiler cli ;;
+        src/eval) echo base kernels core pipeline profiler eval ;;
+        src/cli) echo base kernels core pipeline profiler eval cli ;;
     esac
 }
 
@@ -57,7 +58,8 @@ owners() {
         hdf5*.h | H5*.h) echo 'profiler/profile_h5.c' ;;
         jansson.h) echo 'src/base/json.c' ;;
         xxhash.h) echo 'src/base/hash.c' ;;
-        pcre2.h | utf8proc.h) echo 'src/core/tokenizer*.c' ;;
+        pcre2.h) echo 'src/core/tokenizer*.c' ;;
+        utf8proc.h) echo 'src/core/tokenizer*.c src/eval/text.c' ;;
         assert.h | ctype.h | errno.h | fenv.h | float.h | inttypes.h | limits.h | locale.h | \
             math.h | signal.h | stdalign.h | stdarg.h | stdatomic.h | stdbool.h | stddef.h | \
             stdint.h | stdio.h | stdlib.h | stdnoreturn.h | string.h | strings.h | time.h | \
@@ -158,7 +160,7 @@ check_file() { # check_file ROOT FILE
 
 check_tree() { # check_tree ROOT
     local dir file header users
-    for dir in src/base kernels src/core pipeline profiler src/cli; do
+    for dir in src/base kernels src/core pipeline profiler src/eval src/cli; do
         for file in "$1/$dir"/*.[ch] "$1/$dir"/*.cu; do
             [ -e "$file" ] && check_file "$1" "$dir/${file##*/}"
         done

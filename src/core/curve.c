@@ -125,7 +125,7 @@ rk_status rk_curve_build(const rk_curve_data *d, rk_curve_mean mean, const bool 
                          rk_curve *out) {
     int       L = d->n_layers, cap = d->n_levels + 3, *list = NULL;
     double   *x = NULL, *all = NULL;
-    rk_curve  c = {.n_layers = L, .cap = cap};
+    rk_curve  c = {.n_layers = L, .cap = cap, .lowest = d->n_levels > 0 ? d->levels[0] : 0};
     rk_status st;
     if (L < 1 || d->n_levels < 1 || !(d->levels[0] > 0) || d->levels[0] >= 1)
         return RK_FAIL(RK_E_INPUT, "damage curves want a level below 1");
@@ -228,7 +228,9 @@ static rk_status shrink(double s, int L, int64_t lo, int64_t n, int64_t total, i
 }
 
 static rk_status split(const rk_curve *c, double s, int64_t lo, int64_t n, int64_t total, int32_t *budget) {
-    RK_TRY(rk_curve_minimise(c, lo, n, total, budget));
+    int64_t least = (int64_t)ceil(c->lowest * (double)n);
+    if (least > total / c->n_layers) least = total / c->n_layers;
+    RK_TRY(rk_curve_minimise(c, least > lo ? least : lo, n, total, budget));
     return shrink(s, c->n_layers, lo, n, total, budget);
 }
 

@@ -12,6 +12,10 @@
  * not below the straight line through them and not above 4 D(f_1); the line through it and f_1 goes on
  * below. A power law, since measured curves are nearly straight in log D against log f.
  *
+ * No layer gets less than the lowest measured share while the total allows that: what lies below was
+ * not measured, and what a layer suffers there is no continuation (at SnapKV's floor of the window
+ * alone, the prompt's first tokens go, which attention leans on).
+ *
  * With convex curves the greedy is exact: tokens go one run of a hull's segment after the other to the
  * layer whose next token saves most; of equal ones to the lower layer. So the result is monotone in
  * the total. Shrinkage moves the budgets towards uniform: shares are curve^(1 - s) * uniform^s, through
@@ -46,6 +50,7 @@ typedef struct rk_curve {
     int    *n_points;        /* [L] */
     double *share, *damage;  /* [L][cap] ascending shares, from 0 to 1 */
     int     cap;
+    double  lowest;          /* measured share */
 } rk_curve;
 
 /* Hulls of the documents in use (NULL: all), or with raw the averaged curves before the hull.
@@ -63,7 +68,7 @@ double rk_curve_total(const rk_curve *c, const int32_t *budget, int64_t n);
  * Errors: RK_E_BUG total outside [lo L, n L] */
 rk_status rk_curve_minimise(const rk_curve *c, int64_t lo, int64_t n, int64_t total, int32_t *budget);
 
-/* Build, minimise, shrink. */
+/* Build, minimise above the lowest measured share, shrink. */
 rk_status rk_curve_split(const rk_curve_data *d, const rk_curve_choice *choice, int64_t lo, int64_t n,
                          int64_t total, int32_t *budget);
 
