@@ -131,4 +131,56 @@ printf 'a: --ratio 0.5 --threads 2\n' >run.txt
 wrong 2 "option of the whole run" fidelity "${docs[@]}" --sweep run.txt
 printf '# nothing\n' >empty.txt
 wrong 4 "holds no configuration" fidelity "${docs[@]}" --sweep empty.txt
+
+# LongBench: a checkout and data of the user's
+mkdir -p bench/LongBench/config data
+"$RIPPLEKV_PYTHON" - <<'P'
+import json
+names = ("trec", "samsum", "lcc", "qasper")
+json.dump({n: "Read: {context}\nNow: {input}" if n != "lcc" else "{context}" for n in names},
+          open("bench/LongBench/config/dataset2prompt.json", "w"))
+json.dump({n: 5 for n in names}, open("bench/LongBench/config/dataset2maxlen.json", "w"))
+for n in names:
+    with open(f"data/{n}.jsonl", "w") as f:
+        for i in range(3):
+            print(json.dumps({"input": f"what {{context}} {i}", "context": "some words to read " * (9 + 20 * i), "_id": f"{n}{i}",
+                              "answers": ["some", "none"], "length": 9, "dataset": n, "language": "en",
+                              "all_classes": ["some", "none"] if n == "trec" else None}), file=f)
+P
+answer() { # NAME P EXTRA...
+    local name=$1 p=$2
+    shift 2
+    launch "$p" "$RIPPLEKV_BIN" eval longbench --model tiny.gguf --longbench bench --data data --datasets trec,samsum,lcc,qasper \
+        --max-prompt 200 --sweep sweep.txt --threads 1 --output "$tmp/$name.jsonl" --predictions "$name.pred" --json "$@" \
+        >"$name.json" 2>"$name.err" || fail "longbench $name: $?"
+}
+answer lb0 0
+answer lb2 2
+answer lbr 2 --replicas 2
+for n in lb2 lbr; do
+    cmp lb0.jsonl $n.jsonl || fail "longbench: $n differs"
+    diff -r lb0.pred $n.pred || fail "longbench: predictions of $n differ"
+done
+grep -q "were cut in the middle" lb0.err || fail "longbench: silent about cut prompts"
+"$RIPPLEKV_PYTHON" - <<'P' || fail "longbench numbers"
+import json
+d = json.load(open("lb0.json"))
+assert [x["name"] for x in d["datasets"]] == ["trec", "samsum", "lcc", "qasper"]
+assert all(x["samples"] == 3 and 1 <= x["truncated"] < 3 for x in d["datasets"]), d["datasets"]
+assert len(d["configurations"]) == 5
+for c in d["configurations"]:
+    s = c["scores"]
+    assert abs(c["mean_of_datasets"] - sum(s.values()) / 4) < 1e-9, c
+    assert abs(c["mean_of_categories"] - ((s["trec"] + s["samsum"]) / 2 + s["lcc"] + s["qasper"]) / 3) < 1e-9, c
+lines = [json.loads(x) for x in open("lb0.pred/whole/trec.jsonl")]
+assert len(lines) == 3 and set(lines[0]) == {"pred", "answers", "all_classes", "length"}, lines[0]
+P
+lb=(longbench --model tiny.gguf --longbench bench --data data)
+wrong 2 "needs --longbench, --data and --datasets" "${lb[@]}"
+wrong 2 "is no dataset" "${lb[@]}" --datasets trec,treck
+wrong 4 "cannot open" "${lb[@]}" --datasets hotpotqa
+wrong 4 "give a checkout" longbench --model tiny.gguf --longbench data --data data --datasets trec
+printf '{"input": "a", "context": 3}\n' >data/musique.jsonl
+wrong 4 "musique.jsonl line 1: .context. must be a string" "${lb[@]}" --datasets musique
+wrong 2 "only eval longbench reads it" fidelity "${docs[@]}" --ratio 0.5 --datasets trec
 echo "same records"

@@ -182,8 +182,18 @@ static void test_unknown(void) {
     /* not there yet, and not accepted in silence */
     refuses(GEN "--trace f", "unknown option --trace");
     refuses(GEN "--groups 2", "unknown option --groups");
-    refuses(GEN "--preset x", "unknown option --preset");
-    refuses(GEN "--ratio 0.1 --policy h2o", "possible: snapkv streaming full");
+    refuses(GEN "--preset x", "unknown value");
+    rk_options o;
+    accepts(GEN "--ratio 0.1 --preset kvpress --kernel 3", &o);
+    CU_ASSERT(o.window == 64 && o.kernel == 3 && o.pool_first && strcmp(o.pool, "avg") == 0);
+    accepts(GEN "--ratio 0.1 --preset adakv", &o);
+    CU_ASSERT(o.window == 32 && strcmp(o.head_mode, "blend") == 0 && o.recent < 0);
+    refuses(GEN "--preset adakv", "whole cache is kept");
+    refuses(GEN "--ratio 0.1 --alpha 0.5", "--head-mode kv does not read it");
+    refuses(GEN "--ratio 0.1 --recent 5", "only --policy h2o reads it");
+    refuses(GEN "--ratio 0.1 --policy streaming --head-mode adaptive", "the same tokens in all heads");
+    refuses(GEN "--ratio 0.1 --shrink 0.5", "only --allocator curve reads it");
+    refuses(GEN "--ratio 0.1 --policy h3o", "unknown value");
     refuses(GEN "--backend cuda", "possible: cpu ref");
     refuses(GEN "--numerics sorted", "possible: auto tile pair");
     refuses(GEN "--weights int4", "possible: bf16 native");

@@ -44,7 +44,7 @@ struct rk_eval {
     rk_observation observe;
 };
 
-extern const rk_eval_task rk_eval_fidelity, rk_eval_perplexity, rk_eval_damage;
+extern const rk_eval_task rk_eval_fidelity, rk_eval_perplexity, rk_eval_damage, rk_eval_longbench;
 
 /* Budgets [L] of an item under a configuration. */
 const int32_t *rk_eval_budget(const rk_eval *v, int item, int config);

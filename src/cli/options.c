@@ -352,6 +352,10 @@ bool rk_options_signal(const rk_options *o, const char *name) {
     return false;
 }
 
+static bool is_task(const rk_options *o, const char *name) {
+    return o->command == RK_CMD_EVAL && o->positional && strcmp(o->positional, name) == 0;
+}
+
 /* Is each layer cut alone, at --levels? */
 static bool is_damage(const rk_options *o) {
     if (o->command == RK_CMD_PROFILE) return rk_options_signal(o, "damage");
@@ -412,13 +416,26 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
         return full ? keeps_all : NULL;
     case RK_OPT_FIRST_TOKEN:
         return full ? keeps_all : NULL;
+    case RK_OPT_LONGBENCH:
+    case RK_OPT_DATA:
+    case RK_OPT_DATASETS:
+    case RK_OPT_LONGBENCH_E:
+    case RK_OPT_MAX_PROMPT:
+    case RK_OPT_CLEANUP:
+    case RK_OPT_PREDICTIONS:
+        return is_task(o, "longbench") ? NULL : "only eval longbench reads it";
+    case RK_OPT_EVAL_INPUT:
+    case RK_OPT_EVAL_CONTEXT:
+        return is_task(o, "longbench") ? "eval longbench reads --data" : NULL;
     case RK_OPT_CHAT:
+        if (o->command == RK_CMD_EVAL) return is_task(o, "longbench") ? NULL : "documents are no chats";
         return o->input ? "each line of --input says what it is" : NULL;
     case RK_OPT_CHAT_TEMPLATE:
         return o->chat || o->input ? NULL : "the prompt is no --chat";
     case RK_OPT_BATCH:
         return o->input ? NULL : "there is one prompt";
     case RK_OPT_RESPONSE:
+        if (is_task(o, "longbench")) return "eval longbench generates";
         return o->command == RK_CMD_BENCH && !o->bench_profile ? "there is no --profile" : NULL;
     case RK_OPT_BENCH_BATCH:
         return o->bench_decode ? NULL : none_decoded;
@@ -446,7 +463,7 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
 
 static rk_status check_required(const rk_options *o) {
     if (o->command == RK_CMD_EVAL && !o->positional)
-        return RK_FAIL(RK_E_USAGE, "eval needs a TASK: fidelity, perplexity or damage");
+        return RK_FAIL(RK_E_USAGE, "eval needs a TASK: fidelity, perplexity, damage or longbench");
     for (int i = 0; i < RK_OPTS; i++) {
         const rk_option_row *row = &rk_option_rows[i];
         if ((row->required & 1u << o->command) && !o->given[i])
@@ -520,7 +537,11 @@ static rk_status check_signal(const rk_options *o) {
 
 static rk_status check_eval(const rk_options *o) {
     RK_TRY(check_levels(o));
-    if (!is_damage(o) && !o->sweep && rk_options_full_cache(o))
+    bool longbench = is_task(o, "longbench");
+    if (longbench && (!o->longbench || !o->data || !o->datasets))
+        return RK_FAIL(RK_E_USAGE, "eval longbench needs --longbench, --data and --datasets");
+    if (!longbench && !o->input) return RK_FAIL(RK_E_USAGE, "eval needs --input FILE.jsonl: documents");
+    if (!is_damage(o) && !longbench && !o->sweep && rk_options_full_cache(o))
         return RK_FAIL(RK_E_USAGE,
                        "eval %.40s compares a cut cache with the full one: give --ratio, --budget or "
                        "--sweep", o->positional);

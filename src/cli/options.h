@@ -88,6 +88,13 @@ typedef enum rk_opt {
     RK_OPT_EVAL_OUTPUT,
     RK_OPT_SWEEP,
     RK_OPT_LEVELS,
+    RK_OPT_LONGBENCH,
+    RK_OPT_DATA,
+    RK_OPT_DATASETS,
+    RK_OPT_LONGBENCH_E,
+    RK_OPT_MAX_PROMPT,
+    RK_OPT_CLEANUP,
+    RK_OPT_PREDICTIONS,
     RK_OPT_FULL,
     RK_OPT_MARKDOWN,
     RK_OPTS,
@@ -150,7 +157,9 @@ typedef struct rk_options {
     int64_t     bench_decode, repeat;
     bool        bench_profile;
 
-    const char *sweep;
+    const char *sweep, *longbench, *data, *datasets, *predictions;
+    bool        longbench_e, cleanup;
+    int64_t     max_prompt;
     rk_real_list levels;
 
     bool full, markdown;
