@@ -244,7 +244,7 @@ static rk_status measure_wave(rk_engine *e, rk_record *r, const rk_variant *vari
     RK_TRY(rk_mem_alloc(n + 1, sizeof(rk_record_fork), "forks", &buf));
     rk_record_fork *f = buf;
     for (int i = 0; i < n; i++)
-        f[i] = (rk_record_fork){.kind = variants[i].kind,
+        f[i] = (rk_record_fork){.kind = (int32_t)variants[i].kind,
                                 .layer = variants[i].layer,
                                 .sample = variants[i].sample,
                                 .draw = variants[i].draw,

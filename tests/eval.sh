@@ -183,4 +183,24 @@ wrong 4 "give a checkout" longbench --model tiny.gguf --longbench data --data da
 printf '{"input": "a", "context": 3}\n' >data/musique.jsonl
 wrong 4 "musique.jsonl line 1: .context. must be a string" "${lb[@]}" --datasets musique
 wrong 2 "only eval longbench reads it" fidelity "${docs[@]}" --ratio 0.5 --datasets trec
+# tasks that the program builds
+synth() { # NAME P TASK EXTRA...
+    local name=$1 p=$2 task=$3
+    shift 3
+    launch "$p" "$RIPPLEKV_BIN" eval "$task" --model tiny.gguf --samples 3 --sweep sweep.txt --threads 1 \
+        --output "$tmp/$name.jsonl" --json "$@" >"$name.json" 2>"$name.err" || fail "$task $name: $?"
+}
+synth n0 0 needle --context 480
+synth n2 2 needle --context 480 --replicas 2
+cmp n0.jsonl n2.jsonl || fail "needle differs"
+synth r0 0 ruler --context 520 --tasks niah_single_1,niah_multikey_1
+synth r3 3 ruler --context 520 --tasks niah_single_1,niah_multikey_1
+cmp r0.jsonl r3.jsonl || fail "ruler differs"
+[ "$(wc -l <r0.jsonl)" = 6 ] || fail "ruler: records"
+wrong 2 "it needs" ruler --model tiny.gguf --context 60 --tasks vt
+wrong 2 "no task of RULER is so short" ruler --model tiny.gguf --context 60
+wrong 2 "is no task of RULER" ruler --model tiny.gguf --tasks vt,needle
+wrong 2 "only eval ruler reads it" needle --model tiny.gguf --tasks vt
+wrong 2 "the program makes the prompts" needle --model tiny.gguf --input docs.jsonl
+wrong 4 "cannot open" needle --model tiny.gguf --haystack nowhere.txt
 echo "same records"

@@ -15,7 +15,7 @@
 enum { ROW_CAP = 1024, PATH_LEN = 4096, MAX_PARTS = 4096 };
 
 static const rk_eval_task *const tasks[] = {&rk_eval_fidelity, &rk_eval_perplexity, &rk_eval_damage,
-                                            &rk_eval_longbench};
+                                            &rk_eval_longbench, &rk_eval_ruler, &rk_eval_needle};
 
 int rk_eval_layers(const rk_eval *v) { return rk_weights_config(v->w)->n_layers; }
 

@@ -44,7 +44,8 @@ struct rk_eval {
     rk_observation observe;
 };
 
-extern const rk_eval_task rk_eval_fidelity, rk_eval_perplexity, rk_eval_damage, rk_eval_longbench;
+extern const rk_eval_task rk_eval_fidelity, rk_eval_perplexity, rk_eval_damage, rk_eval_longbench,
+    rk_eval_ruler, rk_eval_needle;
 
 /* Budgets [L] of an item under a configuration. */
 const int32_t *rk_eval_budget(const rk_eval *v, int item, int config);

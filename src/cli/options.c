@@ -356,6 +356,10 @@ static bool is_task(const rk_options *o, const char *name) {
     return o->command == RK_CMD_EVAL && o->positional && strcmp(o->positional, name) == 0;
 }
 
+/* Are its prompts made by the program? Does it answer prompts? */
+static bool is_synth(const rk_options *o) { return is_task(o, "ruler") || is_task(o, "needle"); }
+static bool generates(const rk_options *o) { return is_synth(o) || is_task(o, "longbench"); }
+
 /* Is each layer cut alone, at --levels? */
 static bool is_damage(const rk_options *o) {
     if (o->command == RK_CMD_PROFILE) return rk_options_signal(o, "damage");
@@ -424,18 +428,24 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
     case RK_OPT_CLEANUP:
     case RK_OPT_PREDICTIONS:
         return is_task(o, "longbench") ? NULL : "only eval longbench reads it";
+    case RK_OPT_TASKS:
+        return is_task(o, "ruler") ? NULL : "only eval ruler reads it";
+    case RK_OPT_HAYSTACK:
+        return is_synth(o) ? NULL : "only eval ruler and needle read it";
     case RK_OPT_EVAL_INPUT:
+        if (is_synth(o)) return "the program makes the prompts; --haystack gives prose";
+        return is_task(o, "longbench") ? "eval longbench reads --data" : NULL;
     case RK_OPT_EVAL_CONTEXT:
         return is_task(o, "longbench") ? "eval longbench reads --data" : NULL;
     case RK_OPT_CHAT:
-        if (o->command == RK_CMD_EVAL) return is_task(o, "longbench") ? NULL : "documents are no chats";
+        if (o->command == RK_CMD_EVAL) return generates(o) ? NULL : "documents are no chats";
         return o->input ? "each line of --input says what it is" : NULL;
     case RK_OPT_CHAT_TEMPLATE:
         return o->chat || o->input ? NULL : "the prompt is no --chat";
     case RK_OPT_BATCH:
         return o->input ? NULL : "there is one prompt";
     case RK_OPT_RESPONSE:
-        if (is_task(o, "longbench")) return "eval longbench generates";
+        if (generates(o)) return "this task generates answers";
         return o->command == RK_CMD_BENCH && !o->bench_profile ? "there is no --profile" : NULL;
     case RK_OPT_BENCH_BATCH:
         return o->bench_decode ? NULL : none_decoded;
@@ -463,7 +473,8 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
 
 static rk_status check_required(const rk_options *o) {
     if (o->command == RK_CMD_EVAL && !o->positional)
-        return RK_FAIL(RK_E_USAGE, "eval needs a TASK: fidelity, perplexity, damage or longbench");
+        return RK_FAIL(RK_E_USAGE, "eval needs a TASK: fidelity, perplexity, damage, longbench, "
+                                   "ruler or needle");
     for (int i = 0; i < RK_OPTS; i++) {
         const rk_option_row *row = &rk_option_rows[i];
         if ((row->required & 1u << o->command) && !o->given[i])
@@ -540,8 +551,8 @@ static rk_status check_eval(const rk_options *o) {
     bool longbench = is_task(o, "longbench");
     if (longbench && (!o->longbench || !o->data || !o->datasets))
         return RK_FAIL(RK_E_USAGE, "eval longbench needs --longbench, --data and --datasets");
-    if (!longbench && !o->input) return RK_FAIL(RK_E_USAGE, "eval needs --input FILE.jsonl: documents");
-    if (!is_damage(o) && !longbench && !o->sweep && rk_options_full_cache(o))
+    if (!generates(o) && !o->input) return RK_FAIL(RK_E_USAGE, "eval needs --input FILE.jsonl: documents");
+    if (!is_damage(o) && !generates(o) && !o->sweep && rk_options_full_cache(o))
         return RK_FAIL(RK_E_USAGE,
                        "eval %.40s compares a cut cache with the full one: give --ratio, --budget or "
                        "--sweep", o->positional);

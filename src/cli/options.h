@@ -95,6 +95,8 @@ typedef enum rk_opt {
     RK_OPT_MAX_PROMPT,
     RK_OPT_CLEANUP,
     RK_OPT_PREDICTIONS,
+    RK_OPT_TASKS,
+    RK_OPT_HAYSTACK,
     RK_OPT_FULL,
     RK_OPT_MARKDOWN,
     RK_OPTS,
@@ -157,7 +159,7 @@ typedef struct rk_options {
     int64_t     bench_decode, repeat;
     bool        bench_profile;
 
-    const char *sweep, *longbench, *data, *datasets, *predictions;
+    const char *sweep, *longbench, *data, *datasets, *predictions, *tasks, *haystack;
     bool        longbench_e, cleanup;
     int64_t     max_prompt;
     rk_real_list levels;

@@ -32,7 +32,8 @@ const rk_command_row rk_command_rows[RK_CMDS] = {
                          "--model PATH --prompt TEXT | --prompt-file F | --input F.jsonl",
                          "runs prompts (text, file, JSONL) under a cache budget", NULL},
     [RK_CMD_EVAL] = {"eval", "TASK --model PATH --input FILE.jsonl [--sweep FILE]",
-                     "what a cut cache does to a model: fidelity, perplexity, damage, longbench", "TASK"},
+                     "what a cut cache does to a model: fidelity, perplexity, damage, longbench, ruler, "
+                     "needle", "TASK"},
     [RK_CMD_BENCH] = {"bench", "--model PATH [--prefill N,...] [--context N,... --decode N]",
                       "speed of prefill, decode, compression and profile beside what the machine "
                       "can do", NULL},
@@ -199,12 +200,13 @@ const rk_option_row rk_option_rows[RK_OPTS] = {
         "prompts of --input that run at once", 1, 4096, false, AT(batch), G_GENERATE},
 
     [RK_OPT_EVAL_INPUT] = {"input", RK_OPTION_TEXT, IN(EVAL), 0, "FILE.jsonl", NULL, NULL, NULL,
-        "documents: JSONL with `text` or `prompt` and `response`, or a text", 0, 0, false, AT(input),
+        "fidelity, perplexity, damage: JSONL with `text` or `prompt` and `response`, or a text", 0, 0, false, AT(input),
         G_EVAL},
     [RK_OPT_EVAL_CONTEXT] = {"context", RK_OPTION_INT, IN(EVAL), 0, "N", NULL, "1024", "tokens",
-        "prompt of a document", 1, INT_TOP, false, AT(context), G_EVAL},
+        "prompt of a document; ruler, needle: prompt and answer", 1, INT_TOP, false,
+        AT(context), G_EVAL},
     [RK_OPT_EVAL_SAMPLES] = {"samples", RK_OPTION_INT, IN(EVAL), 0, "N", NULL, "0", NULL,
-        "items at most; 0: all", 0, 1 << 20, false, AT(samples), G_EVAL},
+        "documents, or samples of each dataset or task, at most; 0: all, of a task 10", 0, 1 << 20, false, AT(samples), G_EVAL},
     [RK_OPT_EVAL_OUTPUT] = {"output", RK_OPTION_TEXT, IN(EVAL), 0, "FILE.jsonl", NULL, NULL, NULL,
         "a record of each item; with it a run can be resumed", 0, 0, false, AT(output), G_EVAL},
     [RK_OPT_SWEEP] = {"sweep", RK_OPTION_TEXT, IN(EVAL), 0, "FILE", NULL, NULL, NULL,
@@ -232,6 +234,13 @@ const rk_option_row rk_option_rows[RK_OPTS] = {
     [RK_OPT_PREDICTIONS] = {"predictions", RK_OPTION_TEXT, IN(EVAL), 0, "FOLDER", NULL, NULL, NULL,
         "longbench: write CONFIGURATION/DATASET.jsonl in the official layout", 0, 0, false,
         AT(predictions), G_EVAL},
+
+    [RK_OPT_TASKS] = {"tasks", RK_OPTION_TEXT, IN(EVAL), 0, "all|NAME,...", NULL, "all", NULL,
+        "ruler: niah_single_1 to _3, niah_multikey_1 to _3, niah_multivalue, niah_multiquery, vt, cwe, fwe",
+        0, 0, false, AT(tasks), G_EVAL},
+    [RK_OPT_HAYSTACK] = {"haystack", RK_OPTION_TEXT, IN(EVAL), 0, "FILE", NULL, NULL, NULL,
+        "ruler, needle: prose to hide needles in, instead of the program's own", 0, 0, false, AT(haystack),
+        G_EVAL},
 
     [RK_OPT_BENCH_PREFILL] = {"prefill", RK_OPTION_INTS, IN(BENCH), 0, "N,...", NULL, "512",
         "tokens", "prompts to prefill; 0: none", 0, INT_TOP, false, AT(bench_prefill), G_BENCH},
