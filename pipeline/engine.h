@@ -106,6 +106,11 @@ rk_status rk_engine_compress_post(rk_engine *e, int seq, rk_ticket *ticket);
 rk_status rk_engine_compress_take(rk_engine *e, rk_ticket ticket, int32_t *stored,
                                   int64_t *kv_bytes);
 
+/* Leader. Statistics of a prefilled sequence's attention from the window of the policy (observe.h);
+ * waits for all stages. Shapes: entropy, variance [L] out
+ * Errors: RK_E_BUG the configuration's policies keep no window */
+rk_status rk_engine_attention(rk_engine *e, int seq, double *entropy, double *variance);
+
 /* Leader. Make the free sequence `to` what compressing the prefilled sequence `from` by this policy
  * and these budgets would leave; `from` keeps its whole cache, so that many configurations share one
  * prefill. The policy must be among those that the configuration's observe was made for.

@@ -61,7 +61,7 @@ static rk_status submit(rk_engine *e, rk_record *r, int n_parts, int64_t part_by
     RK_ASSERT(e->me == 0 && !e->stopped);
     r->head.step = e->n_slots;
     bool all = r->head.kind == RK_SLOT_COMPRESS || r->head.kind == RK_SLOT_MEASURE ||
-               r->head.kind == RK_SLOT_STOP; /* every stage returns a part */
+               r->head.kind == RK_SLOT_ATTEND || r->head.kind == RK_SLOT_STOP; /* every stage returns a part */
     r->head.back_bytes = all ? 0 : part_bytes;
     r->head.stat_bytes = all ? part_bytes : 0;
     if (part_bytes) RK_TRY(open_pending(e, n_parts, part_bytes, &pend));
@@ -168,6 +168,28 @@ rk_status rk_engine_fork(rk_engine *e, int from, int to, const rk_select_params 
     e->n_prompt[to] = e->n_prompt[from];
     e->n_seen[to] = e->n_seen[from];
     return rk_engine_compress_take(e, t, stored, kv_bytes);
+}
+
+rk_status rk_engine_attention(rk_engine *e, int seq, double *entropy, double *variance) {
+    int           L = rk_engine_model(e)->n_layers;
+    int64_t       bytes = rk_stage_attention_bytes(L);
+    rk_record_set set = {.seq = seq};
+    rk_record     r = {.head = {.kind = RK_SLOT_ATTEND, .n_sets = 1}, .sets = &set};
+    rk_ticket     t;
+    rk_pending   *p;
+    RK_TRY(check_seq(e, seq, true));
+    RK_TRY(submit(e, &r, e->P, bytes, &t));
+    RK_TRY(take(e, t, &p));
+    for (int l = 0; l < L; l++) {
+        entropy[l] = variance[l] = 0;
+        for (int k = 0; k < e->P; k++) {
+            const double *x = (const void *)(p->data + k * bytes);
+            entropy[l] += x[l];
+            variance[l] += x[L + l];
+        }
+    }
+    drop_pending(e, p);
+    return RK_OK;
 }
 
 rk_status rk_engine_compress_take(rk_engine *e, rk_ticket ticket, int32_t *stored,

@@ -14,6 +14,7 @@ typedef enum rk_slot_kind {
     RK_SLOT_COMPRESS, /* evict to the budgets; no rows */
     RK_SLOT_DECODE,   /* one new row per sequence */
     RK_SLOT_MEASURE,  /* reference rows and forked variants over a prompt's cache */
+    RK_SLOT_ATTEND,   /* statistics of a prompt's attention; no rows */
     RK_SLOT_FREE,     /* forget a sequence; no rows */
     RK_SLOT_STOP,     /* leave the loop */
 } rk_slot_kind;

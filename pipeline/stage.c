@@ -235,6 +235,7 @@ rk_status rk_stage_run(rk_stage *s, const rk_record *r, float *x, void *back, vo
     case RK_SLOT_DECODE: return run_rows(s, r, x, back);
     case RK_SLOT_COMPRESS: return compress(s, r, stat);
     case RK_SLOT_MEASURE: return rk_stage_measure(s, r, x, stat);
+    case RK_SLOT_ATTEND: return rk_stage_attention(s, r->sets[0].seq, stat);
     case RK_SLOT_FREE: rk_kv_drop(s->kv, r->sets[0].seq); return RK_OK;
     case RK_SLOT_STOP: return RK_OK;
     }

@@ -40,11 +40,14 @@ static inline int64_t rk_stage_measured_bytes(int n_variants) {
     return (int64_t)(sizeof(rk_stage_measured) + (size_t)n_variants * sizeof(rk_measured));
 }
 
+/* Attention statistics as they travel: entropy [L], then variance [L], 0 for layers of other stages. */
+static inline int64_t rk_stage_attention_bytes(int n_layers) { return 2 * n_layers * (int64_t)sizeof(double); }
+
 /* Do the stage's part of a record. x holds the rows that enter (the first stage embeds the record's
  * tokens into it), and after the call the rows that leave.
  * Shapes: x dev f32 [max_rows][D]; back (last stage) host, head.back_bytes bytes: rk_stage_drawn
- *         of each draw, or logits rows; stat host, head.stat_bytes bytes: rk_stage_stored or
- *         rk_stage_measured; NULL where 0 */
+ *         of each draw, or logits rows; stat host, head.stat_bytes bytes: rk_stage_stored,
+ *         rk_stage_measured or attention statistics; NULL where 0 */
 rk_status rk_stage_run(rk_stage *s, const rk_record *r, float *x, void *back, void *stat);
 
 rk_kv   *rk_stage_kv(rk_stage *s);

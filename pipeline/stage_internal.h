@@ -61,6 +61,8 @@ void      rk_stage_close_selection(rk_stage *s);
 /* Between a layer's qkv and finish of a prefill slot: what later selections need of the rows of a set.
  * Shapes: spans [G] of the set's chain, these rows' keys included */
 rk_status rk_stage_observe(rk_stage *s, int layer, const rk_record_set *set, const rk_span *spans);
+/* Attention statistics of a prefilled sequence's layers. Shapes: out [2][L] */
+rk_status rk_stage_attention(rk_stage *s, int seq, double *out);
 /* Slots of a prefilled sequence's layer that a policy keeps under a budget (tokens per stored head;
  * n or more: all). The sequence is not changed.
  * Shapes: slot [G], ascending slot lists in the stage's scratch, valid until the next call; count [G]

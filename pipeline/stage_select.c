@@ -77,6 +77,20 @@ static rk_status score(rk_stage *s, const rk_select_params *p, int layer, int se
     return RK_OK;
 }
 
+rk_status rk_stage_attention(rk_stage *s, int seq, double *out) {
+    int     L = s->cfg.n_layers;
+    rk_span spans[RK_STAGE_HEADS];
+    memset(out, 0, (size_t)rk_stage_attention_bytes(L));
+    for (int l = s->spec.layer_begin; l < s->spec.layer_end; l++) {
+        if (!s->observe || !*observer_at(s, l, seq) || rk_kv_seen(s->kv, l, seq) != s->seq[seq].n_prompt)
+            return RK_FAIL(RK_E_BUG, "layer %d: the attention of sequence %d was not observed", l, seq);
+        rk_kv_chain(s->kv, l, seq, spans);
+        RK_TRY(rk_observer_attention(*observer_at(s, l, seq), spans, &out[l], &out[L + l]));
+        if (s->spec.poll) s->spec.poll(s->spec.arg);
+    }
+    return RK_OK;
+}
+
 rk_status rk_stage_select(rk_stage *s, const rk_select_params *p, int layer, int seq, int32_t budget,
                           const int32_t **slot, int32_t *count) {
     int64_t n = s->seq[seq].n_prompt;

@@ -55,6 +55,8 @@ void rk_profile_free(rk_profile *p) {
     rk_mem_free(p->epsilon);
     rk_mem_free(p->command);
     rk_mem_free(p->local);
+    rk_mem_free(p->entropy);
+    rk_mem_free(p->variance);
     rk_mem_free(p->damage);
     rk_mem_free(p->levels);
     memset(p, 0, sizeof *p);
@@ -107,6 +109,12 @@ rk_status rk_profile_add_local(rk_profile *p) {
     return new_values((int64_t)p->n_samples * p->n_layers, "local responses", &p->local);
 }
 
+rk_status rk_profile_add_attention(rk_profile *p) {
+    int64_t n = (int64_t)p->n_samples * p->n_layers;
+    RK_TRY(new_values(n, "attention entropies", &p->entropy));
+    return new_values(n, "attention variances", &p->variance);
+}
+
 rk_status rk_profile_add_damage(rk_profile *p, const double *levels, int n_levels) {
     int64_t n;
     RK_ASSERT(n_levels > 0);
@@ -133,8 +141,8 @@ static rk_status mean_values(const rk_profile *p, const double *x, int64_t n, do
     return RK_OK;
 }
 
-rk_status rk_profile_mean_local(const rk_profile *p, double *out) {
-    return mean_values(p, p->local, p->n_layers, out);
+rk_status rk_profile_mean(const rk_profile *p, const double *values, double *out) {
+    return mean_values(p, values, p->n_layers, out);
 }
 
 rk_status rk_profile_mean_damage(const rk_profile *p, double *out) {

@@ -23,6 +23,7 @@ typedef struct rk_profile {
     /* where measured, else NULL; NaN: not done */
     double  *local;         /* [N][L] relative change of the layer's own attention output under the
                                noise of the first epsilon, mean over draws */
+    double  *entropy, *variance; /* [N][L] of the window's attention (CAKE's H and V, observe.h) */
     double  *damage;        /* [N][K][L] KL in nats with the layer alone cut to a level by a policy */
     int      n_levels;      /* K; 0: no damage */
     double  *levels;        /* [K] kept shares of the prompt, ascending, in (0, 1] */
@@ -43,11 +44,12 @@ rk_status rk_profile_init(rk_profile *p, int n_layers, int n_samples, int n_epsi
 void      rk_profile_free(rk_profile *p);
 /* Make room for the layers' own responses, and for damages at K levels (copied); all NaN. */
 rk_status rk_profile_add_local(rk_profile *p);
+rk_status rk_profile_add_attention(rk_profile *p);
 rk_status rk_profile_add_damage(rk_profile *p, const double *levels, int n_levels);
 
-/* Mean over done samples of local, and of damage at each level.
+/* Mean over done samples of values [N][L] (local, entropy, variance), and of damage at each level.
  * Shapes: out [L]; out [K][L]. Errors: RK_E_NO no sample is done */
-rk_status rk_profile_mean_local(const rk_profile *p, double *out);
+rk_status rk_profile_mean(const rk_profile *p, const double *values, double *out);
 rk_status rk_profile_mean_damage(const rk_profile *p, double *out);
 
 /* sensitivity[l] = mean over done samples and draws at the first epsilon; std over samples (of the

@@ -96,7 +96,7 @@ typedef struct dataset {
     hsize_t     dim[MAX_RANK];
 } dataset;
 
-enum { MAX_DATASETS = 9 };
+enum { MAX_DATASETS = 11 };
 
 /* Returns how many there are. */
 static int list_datasets(const rk_profile *p, dataset set[MAX_DATASETS]) {
@@ -110,6 +110,10 @@ static int list_datasets(const rk_profile *p, dataset set[MAX_DATASETS]) {
     set[4] = (dataset){"samples/prompt_tokens", I32, p->prompt_tokens, 1, {N}};
     set[5] = (dataset){"samples/hash", U64, p->hash, 1, {N}};
     if (p->local) set[n++] = (dataset){"local", F64, p->local, 2, {N, L}};
+    if (p->entropy) {
+        set[n++] = (dataset){"attention/entropy", F64, p->entropy, 2, {N, L}};
+        set[n++] = (dataset){"attention/variance", F64, p->variance, 2, {N, L}};
+    }
     if (K) set[n++] = (dataset){"damage/kl", F64, p->damage, 3, {N, K, L}};
     if (K) set[n++] = (dataset){"damage/levels", F64, p->levels, 1, {K}};
     return n;
@@ -358,6 +362,7 @@ static rk_status write_file(const rk_profile *p, const char *path, const char *t
     RK_TRY(create_file(path, tmp, &file));
     RK_TRY_OUT(st, put_attributes(file, path, p));
     RK_TRY_OUT(st, put_group(file, path, "samples", NULL, 0, p));
+    if (p->entropy) RK_TRY_OUT(st, put_group(file, path, "attention", NULL, 0, p));
     if (p->n_levels) RK_TRY_OUT(st, put_group(file, path, "damage", policy_attributes, N_POLICY, p));
     for (int i = 0; i < n; i++) RK_TRY_OUT(st, put_dataset(file, path, &set[i]));
 out:
@@ -662,6 +667,7 @@ static rk_status get_optional(const reader *r, rk_profile *p) {
     hid_t     id, space;
     rk_status st;
     if (exists(r, "local") > 0) RK_TRY(rk_profile_add_local(p));
+    if (exists(r, "attention/entropy") > 0) RK_TRY(rk_profile_add_attention(p));
     if (H5Lexists(r->file, "damage", H5P_DEFAULT) <= 0) return RK_OK;
     RK_TRY(open_dataset(r, "damage/levels", &id));
     space = H5Dget_space(id);

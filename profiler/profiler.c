@@ -33,9 +33,11 @@ typedef struct work {
 } work;
 
 /* Values of a layer, in this order: KL of each epsilon and draw, its own response, damage of each
- * level. */
+ * level, entropy and variance of its attention. */
 static int n_noise(const rk_profile *p) { return p->n_epsilon * p->n_draws; }
-static int per_layer(const rk_profile *p) { return n_noise(p) + (p->local != NULL) + p->n_levels; }
+static int per_layer(const rk_profile *p) {
+    return n_noise(p) + (p->local != NULL) + p->n_levels + 2 * (p->entropy != NULL);
+}
 
 static uint64_t hash_job(const rk_profile *p) {
     rk_hash_state h;
@@ -91,7 +93,8 @@ static double *value_at(rk_profile *p, int sample, int id) {
     if (k < n_noise(p)) return &p->kl[((sample * (int64_t)p->n_epsilon + k / D) * D + k % D) * L + l];
     k -= n_noise(p);
     if (p->local && k-- == 0) return &p->local[sample * L + l];
-    return &p->damage[(sample * K + k) * L + l];
+    if (k < K) return &p->damage[(sample * K + k) * L + l];
+    return &(k == K ? p->entropy : p->variance)[sample * L + l];
 }
 
 /* Put a journal's record into the profile; records of other cuts of the same work are welcome. */
@@ -160,7 +163,8 @@ static int make_variants(const work *w, const item *it, int64_t n_prompt, rk_var
 }
 
 /* The journal's values of an item from what was measured of its variants. */
-static int take_values(const rk_profile *p, const item *it, const rk_measured *m, double *out) {
+static int take_values(const rk_profile *p, const item *it, const rk_measured *m, const double *attention,
+                       double *out) {
     int n = 0;
     for (int l = it->layer_begin; l < it->layer_end; l++) {
         double local = 0;
@@ -168,13 +172,15 @@ static int take_values(const rk_profile *p, const item *it, const rk_measured *m
         for (int k = 0; k < n_noise(p); k++) out[n++] = m[k].kl;
         if (p->local) out[n++] = local;
         for (int k = 0; k < p->n_levels; k++) out[n++] = m[n_noise(p) + k].kl;
+        for (int k = 0; p->entropy && k < 2; k++) out[n++] = attention[k * p->n_layers + l];
         m += n_noise(p) + p->n_levels;
     }
     return n;
 }
 
+/* Shapes: v, m, kl of the longest item; attention [2][L] */
 static rk_status measure(work *w, rk_engine *e, const item *it, rk_variant *v, rk_measured *m,
-                         double *kl, rk_journal *journal) {
+                         double *attention, double *kl, rk_journal *journal) {
     const rk_sample *s = &w->job->calibration->samples[it->sample];
     int              n = make_variants(w, it, s->n_prompt, v), skip = it->layer_begin == 0;
     uint64_t         hash;
@@ -182,9 +188,10 @@ static rk_status measure(work *w, rk_engine *e, const item *it, rk_variant *v, r
     RK_TRY(rk_engine_prefill(e, 0, s->tokens, s->n_prompt, 0, NULL, NULL, NULL));
     RK_TRY(rk_engine_compress(e, 0, NULL, NULL)); /* moves nothing: the end of the prefill */
     double t1 = rk_now_s();
+    if (w->out->entropy) RK_TRY(rk_engine_attention(e, 0, attention, attention + w->out->n_layers));
     RK_TRY(rk_engine_measure(e, 0, s->tokens + s->n_prompt, (int)s->n_response, w->job->seed, v, n, m,
                              NULL, &hash));
-    int n_values = take_values(w->out, it, m + skip, kl);
+    int n_values = take_values(w->out, it, m + skip, attention, kl);
     double t2 = rk_now_s();
     RK_TRY(rk_engine_free(e, 0));
     rk_journal_record r = {.sample = it->sample,
@@ -206,6 +213,7 @@ static rk_status run_items(work *w, rk_engine *e, int replica, int n_replicas, b
     rk_journal *journal = NULL;
     rk_status   st;
     void       *v = NULL, *m = NULL, *kl = NULL;
+    double     *attention = NULL;
     int64_t     most = (int64_t)w->out->n_layers * per_layer(w->out) + 1;
     rk_progress bar;
     int         done = 0, mine = 0;
@@ -215,11 +223,12 @@ static rk_status run_items(work *w, rk_engine *e, int replica, int n_replicas, b
     RK_TRY_OUT(st, rk_mem_alloc(most, sizeof(rk_variant), "variants", &v));
     RK_TRY_OUT(st, rk_mem_alloc(most, sizeof(double), "divergences", &kl));
     RK_TRY_OUT(st, rk_mem_alloc(most, sizeof(rk_measured), "measurements", &m));
+    RK_TRY_OUT(st, rk_mem_alloc_to(2 * (int64_t)w->out->n_layers, sizeof(double), "attention", &attention));
     if (speak) rk_progress_begin(&bar, "profiling", n_replicas > 1 ? "samples of replica 0" : "samples", mine);
     for (int i = replica; i < w->n_items; i += n_replicas) {
         if (w->items[i].done) continue;
         if (w->job->stop_request && *w->job->stop_request) break;
-        RK_TRY_OUT(st, measure(w, e, &w->items[i], v, m, kl, journal));
+        RK_TRY_OUT(st, measure(w, e, &w->items[i], v, m, attention, kl, journal));
         w->items[i].done = true;
         done++;
         if (speak) rk_progress_set(&bar, done);
@@ -230,6 +239,7 @@ out:
     rk_journal_close(journal);
     rk_mem_free(v);
     rk_mem_free(m);
+    rk_mem_free(attention);
     rk_mem_free(kl);
     return st;
 }

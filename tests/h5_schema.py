@@ -36,7 +36,8 @@ DATASETS = {
     "samples/done": ("u1", "N"), "samples/prompt_tokens": ("<i4", "N"),
     "samples/hash": ("<u8", "N"),
 }
-OPTIONAL = {"local": ("<f8", "NL"), "damage/kl": ("<f8", "NKL"), "damage/levels": ("<f8", "K")}
+OPTIONAL = {"local": ("<f8", "NL"), "attention/entropy": ("<f8", "NL"), "attention/variance": ("<f8", "NL"),
+             "damage/kl": ("<f8", "NKL"), "damage/levels": ("<f8", "K")}
 
 
 class Checker:

@@ -23,12 +23,12 @@ launch() { # P COMMAND...: alone for 0
     if [ "$p" = 0 ]; then "$@"; else "$MPIRUN" -n "$p" "$@"; fi
 }
 "$RIPPLEKV_BIN" profile --model tiny.gguf --calibration docs.jsonl --samples 3 --context 150 --response 6 --threads 1 \
-    --signal kl,local,damage --levels 0.1,0.3,0.6 --window 8 --output s.h5 >/dev/null 2>p.err || fail "profile"
+    --signal kl,local,attention,damage --levels 0.1,0.3,0.6 --window 8 --output s.h5 >/dev/null 2>p.err || fail "profile"
 policies="snapkv streaming h2o tova knorm expected random"
 for policy in $policies; do
-    for allocator in uniform pyramid ripple local curve; do
+    for allocator in uniform pyramid ripple local cake curve; do
         s=''
-        case $allocator in ripple | local | curve) s="--sensitivity s.h5" ;; esac
+        case $allocator in ripple | local | cake | curve) s="--sensitivity s.h5" ;; esac
         echo "$policy-$allocator: --policy $policy --allocator $allocator $s"
     done
     [ "$policy" = streaming ] || echo "$policy-heads: --policy $policy --head-mode adaptive --alpha 0.3"
@@ -55,7 +55,7 @@ cmp one.jsonl chunks1.jsonl || fail "single tokens differ"
 "$RIPPLEKV_PYTHON" - <<'P' || fail "numbers"
 import json
 c = {x["name"]: x for x in json.load(open("one.json"))["configurations"]}
-assert len(c) == 7 * 5 + 6 + 2, len(c)
+assert len(c) == 7 * 6 + 6 + 2, len(c)
 for name, x in c.items():
     assert x["kl"] > 1e-9, x
     if name != "adakv":
@@ -87,4 +87,4 @@ for policy in $policies; do
         answers=$((answers + 1))
     done
 done
-echo "43 configurations on 0 to 4 ranks, $answers answers"
+echo "50 configurations on 0 to 4 ranks, $answers answers"

@@ -199,15 +199,16 @@ static void test_unknown(void) {
     refuses(GEN "--weights int4", "possible: bf16 native");
     refuses(PROFILE "--signal local", "always among them");
     refuses(PROFILE "--signal kl,kl", "each once");
-    refuses(PROFILE "--signal kl,nose", "known are kl, local and damage");
+    refuses(PROFILE "--signal kl,nose", "known are kl, local, attention and damage");
     refuses(PROFILE "--signal kl,", "known are");
     refuses(PROFILE "--levels 0.1", "there is no --signal damage");
     refuses(PROFILE "--policy streaming", "there is no --signal damage");
     refuses(PROFILE "--signal kl,damage --levels 0.2,0.1", "must ascend");
     refuses(PROFILE "--signal kl,damage --policy full", "cuts nothing");
-    refuses(GEN "--ratio 0.1 --allocator list:", "possible: uniform pyramid ripple local curve list:FILE");
+    refuses(GEN "--ratio 0.1 --allocator list:", "possible: uniform pyramid ripple local cake curve list:FILE");
     refuses(GEN "--ratio 0.1 --allocator curve", "needs --sensitivity");
-    refuses(GEN "--ratio 0.1 --allocator cake", "unknown value");
+    refuses(GEN "--ratio 0.1 --allocator cake", "needs --sensitivity");
+    refuses(GEN "--ratio 0.1 --tau1 2", "only --allocator cake reads it");
 }
 
 static void test_bad_values(void) {

@@ -202,7 +202,9 @@ static void optional_groups(void) {
         if (which & 1) {
             CU_ASSERT_FATAL(rk_profile_add_local(&p) == RK_OK);
             for (int i = 0; i < N * L; i++) p.local[i] = i / L == 1 ? NAN : 0.5 + i;
-            CU_ASSERT(rk_profile_mean_local(&p, mean) == RK_OK);
+            CU_ASSERT(rk_profile_mean(&p, p.local, mean) == RK_OK);
+            CU_ASSERT_FATAL(rk_profile_add_attention(&p) == RK_OK);
+            for (int i = 0; i < N * L; i++) p.entropy[i] = 3 + i, p.variance[i] = 0.1 * i;
             for (int l = 0; l < L; l++) CU_ASSERT(mean[l] == 0.5 + L + l); /* of samples 0 and 2 */
         }
         if (which & 2) {
@@ -219,7 +221,7 @@ static void optional_groups(void) {
         CU_ASSERT_FATAL(rk_profile_write(&p, path) == RK_OK);
         CU_ASSERT_FATAL(rk_profile_read(path, &q) == RK_OK);
         CU_ASSERT(same_data(&p, &q) && !q.local == !p.local && q.n_levels == p.n_levels);
-        if (q.local) CU_ASSERT(same_f64(p.local, q.local, N * L));
+        if (q.local) CU_ASSERT(same_f64(p.local, q.local, N * L) && same_f64(p.entropy, q.entropy, N * L) && same_f64(p.variance, q.variance, N * L));
         if (q.n_levels) {
             CU_ASSERT(same_f64(p.damage, q.damage, N * 3 * L) && same_f64(p.levels, q.levels, 3));
             CU_ASSERT(memcmp(&p.policy, &q.policy, sizeof p.policy) == 0);

@@ -61,7 +61,9 @@ static rk_status read_damage(rk_cache_plan *p, const rk_profile *f, const char *
 /* What the allocator reads must be in the file. */
 static rk_status check_signal(const rk_options *o, const rk_profile *f, const char *path) {
     bool        local = strcmp(o->allocator, "local") == 0, curve = strcmp(o->allocator, "curve") == 0;
-    const char *lacks = local && !f->local ? "local" : curve && !f->n_levels ? "damage" : NULL;
+    bool        cake = strcmp(o->allocator, "cake") == 0;
+    const char *lacks = local && !f->local ? "local" : curve && !f->n_levels ? "damage"
+                        : cake && !f->entropy ? "attention" : NULL;
     if (!lacks) return RK_OK;
     return RK_FAIL(RK_E_INPUT, "%s: holds no %s, which --allocator %s reads: profile with --signal kl,%s", path,
                    lacks, o->allocator, lacks);
@@ -80,7 +82,13 @@ static rk_status read_sensitivity(rk_cache_plan *p, const rk_config *model) {
     RK_TRY_OUT(st, copy(f.sensitivity, f.n_layers, &p->sensitivity));
     if (f.local) {
         RK_TRY_OUT(st, rk_mem_alloc_to(f.n_layers, sizeof(double), "local responses", &p->local));
-        RK_TRY_OUT(st, rk_profile_mean_local(&f, p->local));
+        RK_TRY_OUT(st, rk_profile_mean(&f, f.local, p->local));
+    }
+    if (f.entropy) {
+        RK_TRY_OUT(st, rk_mem_alloc_to(f.n_layers, sizeof(double), "attention", &p->entropy));
+        RK_TRY_OUT(st, rk_mem_alloc_to(f.n_layers, sizeof(double), "attention", &p->variance));
+        RK_TRY_OUT(st, rk_profile_mean(&f, f.entropy, p->entropy));
+        RK_TRY_OUT(st, rk_profile_mean(&f, f.variance, p->variance));
     }
     if (f.n_levels) RK_TRY_OUT(st, read_damage(p, &f, path));
 out:
@@ -108,7 +116,7 @@ rk_status rk_cache_plan_open(const rk_options *o, const rk_config *model, rk_cac
 }
 
 void rk_cache_plan_close(rk_cache_plan *p) {
-    void *all[] = {p->sensitivity, p->shares, p->local, p->levels, p->damage};
+    void *all[] = {p->sensitivity, p->shares, p->local, p->entropy, p->variance, p->levels, p->damage};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) rk_mem_free(all[i]);
     *p = (rk_cache_plan){0};
 }
@@ -123,6 +131,9 @@ rk_status rk_cache_plan_split_by(const rk_cache_plan *p, rk_allocator a, int64_t
                            .allocator = a,
                            .sensitivity = a == RK_ALLOC_LOCAL ? p->local : p->sensitivity,
                            .shares = p->shares,
+                           .entropy = p->entropy,
+                           .variance = p->variance,
+                           .tau = {o->tau1, o->tau2},
                            .curve = p->curve.n_levels ? &p->curve : NULL,
                            .choice = p->choice,
                            .r = o->r,

@@ -10,6 +10,7 @@ typedef struct rk_cache_plan {
     int               n_layers;
     double           *sensitivity, *shares; /* [L] or NULL */
     double           *local;                /* [L] where the file has it */
+    double           *entropy, *variance;   /* [L] where the file has them */
     rk_curve_data     curve;                /* of the file's damages; n_levels 0: none */
     double           *levels, *damage;      /* what curve borrows */
     rk_curve_choice   choice;               /* --curve-mean and --shrink, or by cross-validation */

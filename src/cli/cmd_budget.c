@@ -51,7 +51,7 @@ static rk_status predict(const rk_cache_plan *p, int32_t *budget, explanation *x
     rk_budget_result r;
     for (int a = 0; a < RK_ALLOC_LIST; a++) {
         x->cost[a] = NAN;
-        if (a == RK_ALLOC_LOCAL && !p->local) continue;
+        if ((a == RK_ALLOC_LOCAL && !p->local) || (a == RK_ALLOC_CAKE && !p->entropy)) continue;
         RK_TRY(rk_cache_plan_split_by(p, (rk_allocator)a, p->o->context, budget, &r));
         x->cost[a] = rk_curve_total(&x->raw, budget, p->o->context);
         if (a == RK_ALLOC_UNIFORM) x->scale = x->cost[a] / rk_curve_total(&x->hull, budget, p->o->context);

@@ -72,9 +72,11 @@ out:
     return st;
 }
 
-/* The policy of the damages; without them nothing is selected. */
+/* The policy of the damages, whose window is that of the attention's statistics too; without them
+ * nothing is selected. */
 static rk_select_params select_of(const rk_options *o) {
-    return rk_options_signal(o, "damage") ? rk_cli_policy(o) : (rk_select_params){.kernel = 1};
+    bool attention = rk_options_signal(o, "attention");
+    return rk_options_signal(o, "damage") || attention ? rk_cli_policy(o) : (rk_select_params){.kernel = 1};
 }
 
 static void describe_policy(const rk_options *o, rk_profile_policy *p) {
@@ -173,6 +175,7 @@ static rk_status describe(profiling *g) {
     RK_TRY(rk_profile_init(p, m->n_layers, g->calibration.n_samples, o->epsilon.n, (int)o->draws));
     memcpy(p->epsilon, o->epsilon.v, (size_t)o->epsilon.n * sizeof(double));
     if (rk_options_signal(o, "local")) RK_TRY(rk_profile_add_local(p));
+    if (rk_options_signal(o, "attention")) RK_TRY(rk_profile_add_attention(p));
     if (rk_options_signal(o, "damage")) {
         RK_TRY(rk_profile_add_damage(p, o->levels.v, o->levels.n));
         describe_policy(o, &p->policy);
@@ -210,7 +213,7 @@ static rk_status set_signals(const rk_profile *p, rk_json *o) {
     if (p->local) {
         rk_json *list = rk_json_array();
         rk_json_set(o, "local", list);
-        RK_TRY_OUT(st, rk_profile_mean_local(p, x));
+        RK_TRY_OUT(st, rk_profile_mean(p, p->local, x));
         for (int l = 0; l < L; l++) rk_json_add_num(list, x[l]);
     }
     if (K) {

@@ -367,9 +367,11 @@ static bool is_damage(const rk_options *o) {
 }
 
 const char *rk_options_unused(const rk_options *o, rk_opt id) {
+    bool              cake = o->allocator && strcmp(o->allocator, "cake") == 0;
     bool              curve = o->allocator && strcmp(o->allocator, "curve") == 0;
     bool              profile = o->command == RK_CMD_PROFILE;
     bool              damage = is_damage(o);
+    bool              reads_policy = damage || rk_options_signal(o, "attention");
     bool              full = rk_options_full_cache(o) && !damage; /* damage cuts at levels of its own */
     bool              ripple = o->allocator && (strcmp(o->allocator, "ripple") == 0 ||
                                    strcmp(o->allocator, "local") == 0);
@@ -377,7 +379,7 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
     bool              snapkv = strcmp(o->policy, "snapkv") == 0, h2o = strcmp(o->policy, "h2o") == 0;
     bool              no_heads = strcmp(o->policy, "streaming") == 0 || strcmp(o->policy, "full") == 0;
     static const char keeps_all[] = "without --ratio or --budget the whole cache is kept";
-    static const char no_damage[] = "there is no --signal damage";
+    static const char no_damage[] = "there is no --signal damage or attention";
     static const char levels_say[] = "eval damage cuts at --levels";
     static const char none_decoded[] = "--decode 0 leaves the decoding out";
     switch (id) {
@@ -385,7 +387,10 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
         return damage ? levels_say : full ? keeps_all : NULL;
     case RK_OPT_SENSITIVITY:
         if (o->command == RK_CMD_BUDGET) return NULL; /* it says how many layers there are */
-        return full ? keeps_all : ripple || curve ? NULL : "--allocator does not read it";
+        return full ? keeps_all : ripple || curve || cake ? NULL : "--allocator does not read it";
+    case RK_OPT_TAU1:
+    case RK_OPT_TAU2:
+        return damage ? levels_say : full ? keeps_all : cake ? NULL : "only --allocator cake reads it";
     case RK_OPT_CURVE_MEAN:
     case RK_OPT_SHRINK:
         return damage ? levels_say : full && !o->explain ? keeps_all
@@ -396,27 +401,27 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
     case RK_OPT_BETA:
         return full ? keeps_all : pyramid ? NULL : "only --allocator pyramid reads it";
     case RK_OPT_POLICY:
-        if (profile && !damage) return no_damage;
+        if (profile && !reads_policy) return no_damage;
         return full && strcmp(o->policy, "full") != 0 ? keeps_all : NULL;
     case RK_OPT_POOL:
     case RK_OPT_KERNEL:
     case RK_OPT_POOL_FIRST:
-        if (profile && !damage) return no_damage;
+        if (profile && !reads_policy) return no_damage;
         return full ? keeps_all : snapkv ? NULL : "only --policy snapkv reads it";
     case RK_OPT_GROUP_REDUCE:
-        if (profile && !damage) return no_damage;
+        if (profile && !reads_policy) return no_damage;
         return full ? keeps_all : snapkv || h2o ? NULL : "only --policy snapkv and h2o read it";
     case RK_OPT_RECENT:
-        if (profile && !damage) return no_damage;
+        if (profile && !reads_policy) return no_damage;
         return full ? keeps_all : h2o ? NULL : "only --policy h2o reads it";
     case RK_OPT_HEAD_MODE:
-        if (profile && !damage) return no_damage;
+        if (profile && !reads_policy) return no_damage;
         return full ? keeps_all : no_heads ? "--policy keeps the same tokens in all heads" : NULL;
     case RK_OPT_ALPHA:
-        if (profile && !damage) return no_damage;
+        if (profile && !reads_policy) return no_damage;
         return full ? keeps_all : strcmp(o->head_mode, "kv") ? NULL : "--head-mode kv does not read it";
     case RK_OPT_PRESET:
-        if (profile && !damage) return no_damage;
+        if (profile && !reads_policy) return no_damage;
         return full ? keeps_all : NULL;
     case RK_OPT_FIRST_TOKEN:
         return full ? keeps_all : NULL;
@@ -455,7 +460,7 @@ const char *rk_options_unused(const rk_options *o, rk_opt id) {
         return damage ? NULL : profile ? no_damage : "only eval damage reads it";
     case RK_OPT_WINDOW:
     case RK_OPT_SINKS:
-        return profile && !damage ? no_damage : NULL;
+        return profile && !reads_policy ? no_damage : NULL;
     case RK_OPT_RESUME:
         return o->command == RK_CMD_EVAL && !o->output ? "there is no --output" : NULL;
     case RK_OPT_RATIO:
@@ -533,14 +538,16 @@ static rk_status check_levels(const rk_options *o) {
 
 /* A list of known names, kl among them, each once. */
 static rk_status check_signal(const rk_options *o) {
-    static const char *const known[] = {"kl", "local", "damage"};
+    static const char *const known[] = {"kl", "local", "attention", "damage"};
     size_t                   n = strlen(o->signal), sum = 0;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (rk_options_signal(o, known[i])) sum += strlen(known[i]) + 1;
     if (sum != n + 1)
-        return RK_FAIL(RK_E_USAGE, "--signal %.40s: known are kl, local and damage, each once", o->signal);
+        return RK_FAIL(RK_E_USAGE, "--signal %.40s: known are kl, local, attention and damage, each once", o->signal);
     if (!rk_options_signal(o, "kl"))
         return RK_FAIL(RK_E_USAGE, "--signal %.40s: kl, the sensitivity itself, is always among them", o->signal);
+    if (rk_options_signal(o, "attention") && (strcmp(o->policy, "snapkv") != 0 || o->window < 1))
+        return RK_FAIL(RK_E_USAGE, "--signal attention is of a window: it needs --policy snapkv");
     if (is_damage(o) && strcmp(o->policy, "full") == 0)
         return RK_FAIL(RK_E_USAGE, "--policy full cuts nothing: --signal damage needs another");
     return check_levels(o);
@@ -606,7 +613,7 @@ static rk_status check(rk_options *o) {
     if (o->given[RK_OPT_RATIO] && o->given[RK_OPT_BUDGET])
         return RK_FAIL(RK_E_USAGE, "--ratio and --budget say the same thing: give one");
     if (!o->allocator) o->allocator = o->sensitivity ? "ripple" : "uniform";
-    static const char *const reads[] = {"ripple", "local", "curve"};
+    static const char *const reads[] = {"ripple", "local", "cake", "curve"};
     for (size_t i = 0; i < sizeof reads / sizeof *reads; i++)
         if (strcmp(o->allocator, reads[i]) == 0 && !o->sensitivity)
             return RK_FAIL(RK_E_USAGE, "--allocator %s needs --sensitivity FILE.h5", reads[i]);

@@ -41,6 +41,8 @@ typedef enum rk_opt {
     RK_OPT_R,
     RK_OPT_GAMMA,
     RK_OPT_BETA,
+    RK_OPT_TAU1,
+    RK_OPT_TAU2,
     RK_OPT_CURVE_MEAN,
     RK_OPT_SHRINK,
     RK_OPT_EXPLAIN,
@@ -133,7 +135,7 @@ typedef struct rk_options {
     double      ratio;
     int64_t     budget;
     const char *allocator, *sensitivity; /* allocator as in effect, "list:FILE" included */
-    double      r, gamma, beta, shrink;
+    double      r, gamma, beta, shrink, tau1, tau2;
     const char *curve_mean;
     bool        explain;
     const char *policy, *pool, *group_reduce, *first_token, *head_mode, *preset;

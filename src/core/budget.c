@@ -263,6 +263,22 @@ static rk_status pyramid_shares(const rk_budget_spec *s, int64_t total, double *
     return RK_OK;
 }
 
+/* The window for each, and the rest of the total by preference. */
+static rk_status cake_shares(const rk_budget_spec *s, int64_t total, double *w) {
+    double sum = 0, window = fmin((double)s->window, (double)s->n_prompt);
+    if (!(s->tau[0] > 0) || !(s->tau[1] > 0))
+        return RK_FAIL(RK_E_USAGE, "--tau1 %g and --tau2 %g must be above 0", s->tau[0], s->tau[1]);
+    for (int l = 0; l < s->n_layers; l++) {
+        if (!(s->entropy[l] >= 0) || !(s->variance[l] >= 0) || isinf(s->entropy[l]) || isinf(s->variance[l]))
+            return RK_FAIL(RK_E_INPUT, "attention of layer %d is not a number >= 0: profile again", l);
+        w[l] = pow(s->entropy[l], 1 / s->tau[0]) * pow(s->variance[l], 1 / s->tau[1]);
+        sum += w[l];
+    }
+    double rest = fmax((double)total - window * s->n_layers, 0);
+    for (int l = 0; l < s->n_layers; l++) w[l] = window + (sum > 0 ? w[l] / sum : 1.0 / s->n_layers) * rest;
+    return RK_OK;
+}
+
 static rk_status check_spec(const rk_budget_spec *s) {
     if (s->n_layers < 1 || s->n_layers > MAX_LAYERS)
         return RK_FAIL(RK_E_USAGE, "budgets of %d layers: 1 to %d are possible", s->n_layers,
@@ -279,7 +295,8 @@ static rk_status check_spec(const rk_budget_spec *s) {
         return RK_FAIL(RK_E_USAGE, "--%s %d must be at least 0 and below 2^31 - 1",
                        s->window < 0 ? "window" : "sinks", s->window < 0 ? s->window : s->sinks);
     bool reads = s->allocator == RK_ALLOC_RIPPLE || s->allocator == RK_ALLOC_LOCAL;
-    if ((reads && s->sensitivity == NULL) || (s->allocator == RK_ALLOC_CURVE && s->curve == NULL))
+    if ((reads && s->sensitivity == NULL) || (s->allocator == RK_ALLOC_CURVE && s->curve == NULL) ||
+        (s->allocator == RK_ALLOC_CAKE && (s->entropy == NULL || s->variance == NULL)))
         return RK_FAIL(RK_E_USAGE, "--allocator %s needs --sensitivity FILE.h5",
                        rk_allocator_name(s->allocator));
     if (s->allocator == RK_ALLOC_LIST && s->shares == NULL)
@@ -300,6 +317,8 @@ static rk_status shares_of(const rk_budget_spec *s, int64_t total, double *w) {
     case RK_ALLOC_LIST:
         for (int l = 0; l < s->n_layers; l++) w[l] = s->shares[l];
         return RK_OK;
+    case RK_ALLOC_CAKE:
+        return cake_shares(s, total, w);
     case RK_ALLOC_CURVE:
         break; /* has no shares */
     }
@@ -345,6 +364,7 @@ static const char *const ALLOCATOR_NAMES[] = {
     [RK_ALLOC_PYRAMID] = "pyramid",
     [RK_ALLOC_RIPPLE] = "ripple",
     [RK_ALLOC_LOCAL] = "local",
+    [RK_ALLOC_CAKE] = "cake",
     [RK_ALLOC_CURVE] = "curve",
     [RK_ALLOC_LIST] = "list",
 };
@@ -355,7 +375,7 @@ rk_status rk_allocator_parse(const char *name, rk_allocator *out) {
             *out = (rk_allocator)i;
             return RK_OK;
         }
-    return RK_FAIL(RK_E_USAGE, "--allocator %s: known are uniform, pyramid, ripple, local, curve and "
+    return RK_FAIL(RK_E_USAGE, "--allocator %s: known are uniform, pyramid, ripple, local, cake, curve and "
                    "list:FILE", name);
 }
 

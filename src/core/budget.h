@@ -13,6 +13,7 @@ typedef enum rk_allocator {
     RK_ALLOC_PYRAMID, /* beta */
     RK_ALLOC_RIPPLE,  /* sensitivity, r, gamma */
     RK_ALLOC_LOCAL,   /* the same on the layers' own responses */
+    RK_ALLOC_CAKE,    /* entropy, variance, tau */
     RK_ALLOC_CURVE,   /* curve, choice */
     RK_ALLOC_LIST,    /* shares as given */
 } rk_allocator;
@@ -24,6 +25,8 @@ typedef struct rk_budget_spec {
     int64_t       tokens;      /* mean per layer */
     rk_allocator  allocator;
     const double *sensitivity; /* [L], ripple; local: the local responses; borrowed */
+    const double *entropy, *variance; /* [L], cake; borrowed */
+    double        tau[2];      /* cake: of entropy, of variance; > 0 */
     const rk_curve_data *curve; /* curve; borrowed */
     rk_curve_choice      choice;
     const double *shares;      /* [L] >= 0, list; borrowed */
@@ -40,8 +43,10 @@ typedef struct rk_budget_result {
 /* Budgets of all layers for one prompt.
  * Shapes: budget [L] out. Units: tokens per stored head.
  * Eq:     lo = min(n, max(window, sinks + 1)); ripple: w = clip(r^z, 1/gamma, gamma),
- *         z = (s - min) / (max - min), 0 if constant (RKV-ALLOC); pyramid: a linear ramp; curve:
- *         curve.h
+ *         z = (s - min) / (max - min), 0 if constant (RKV-ALLOC); pyramid: a linear ramp; cake:
+ *         p = entropy^(1/tau0) variance^(1/tau1), what lies beside the window shared in proportion
+ *         (CAKE, whose statistics are of each prompt; here they are means over calibration texts);
+ *         curve: curve.h
  * Errors: RK_E_USAGE ratio, r, gamma, beta out of range; RK_E_INPUT NaN or negative sensitivity */
 rk_status rk_budget_split(const rk_budget_spec *spec, int32_t *budget, rk_budget_result *result);
 

@@ -247,6 +247,35 @@ static rk_status window_mass(rk_observer *o, int w, const rk_span *spans) {
     return mass_of(o, o->window + (have - use) * width_of(&o->s->spec), (int)use, o->n, spans);
 }
 
+rk_status rk_observer_attention(rk_observer *o, const rk_span *spans, double *entropy, double *variance) {
+    int64_t   w = kept_window(o), prefix = o->n - w, H = o->s->spec.shape.n_heads, width = width_of(&o->s->spec);
+    double   *sum = NULL;
+    rk_status st = RK_OK;
+    *entropy = *variance = 0;
+    if (!(o->s->spec.see & RK_SEE_WINDOW) || w < 1) return RK_FAIL(RK_E_BUG, "no window of queries was observed");
+    if (prefix < 1) return RK_OK;
+    RK_TRY(rk_mem_alloc_to(2 * H * prefix, sizeof *sum, "attention statistics", &sum));
+    double *square = sum + H * prefix;
+    for (int64_t i = 0; i < w; i++) {
+        int64_t end = prefix + i + 1; /* what query i sees */
+        RK_TRY_OUT(st, mass_of(o, o->window + i * width, 1, end, spans));
+        for (int64_t h = 0; h < H; h++)
+            for (int64_t j = 0; j < prefix; j++) {
+                double a = (double)o->s->mass_host[h * end + j];
+                *entropy -= a * log(a + 1e-10);
+                sum[h * prefix + j] += a;
+                square[h * prefix + j] += a * a;
+            }
+    }
+    for (int64_t k = 0; w > 1 && k < H * prefix; k++) {
+        double v = (square[k] - sum[k] * sum[k] / (double)w) / (double)(w - 1);
+        *variance += v > 0 ? v : 0;
+    }
+out:
+    rk_mem_free(sum);
+    return st;
+}
+
 static rk_status snap_scores(rk_observer *o, const rk_select_params *p, const rk_span *spans, float *score) {
     RK_TRY(window_mass(o, p->window, spans));
     return rk_select_snap_scores(p, o->s->spec.shape.n_heads, o->s->spec.shape.n_kv_heads, o->n, o->s->mass_host, score);

@@ -39,6 +39,12 @@ bool rk_observer_wants(const rk_observer *o, int64_t pos0, int m);
  *         slot = position */
 rk_status rk_observer_rows(rk_observer *o, const float *q, int64_t pos0, int m, const rk_span *spans);
 
+/* What CAKE's allocator asks of a layer: over all heads, queries of the window kept and positions before
+ * it, entropy = - sum a log(a + 1e-10), and variance = the sum over heads and positions of the unbiased
+ * variance over the queries (0 for one). In f64, heads, then queries, then positions ascending.
+ * Errors: RK_E_BUG no window is observed; RK_E_MEM */
+rk_status rk_observer_attention(rk_observer *o, const rk_span *spans, double *entropy, double *variance);
+
 /* Scores of all positions under a policy (select.h). layer, counted over the whole model, is of the
  * policy random. Shapes: spans [G] of the whole prompt; score host [G][n] f32 out
  * Errors: RK_E_BUG what the policy reads was not seen */
