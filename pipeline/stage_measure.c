@@ -1,10 +1,10 @@
 /* stage_measure.c - measurement slots: a reference and its forked variants in one pass.
  *
- * Rows of a slot at layer l: T reference rows, then T rows for each variant that exists there, in the
- * record's order. A variant begins at its fork layer as a copy of the reference. All see the prompt's
- * shared cache, read-only, and own pages of their T response slots, which live for one layer only.
- * In its fork layer a variant sees disturbed values or a compressed cache instead; one that follows a
- * forked sequence sees that one's cache in every layer. */
+ * Rows of a slot at layer l: T reference rows, then T rows for each variant that exists there, in
+ * the record's order. A variant begins at its fork layer as a copy of the reference. All see the
+ * prompt's shared cache, read-only, and own pages of their T response slots, which live for one
+ * layer only. In its fork layer a variant sees disturbed values or a compressed cache instead; one
+ * that follows a forked sequence sees that one's cache in every layer. */
 #include <math.h>
 #include <string.h>
 
@@ -18,7 +18,9 @@ static int forks_in(const rk_record *r, int layer) {
     return n;
 }
 
-static int64_t pages_of(int64_t slots) { return rk_round_up(slots, RK_PAGE_KEYS) / RK_PAGE_KEYS; }
+static int64_t pages_of(int64_t slots) {
+    return rk_round_up(slots, RK_PAGE_KEYS) / RK_PAGE_KEYS;
+}
 
 /* Bytes of pages that a variant needs of its own in its fork layer. */
 static int64_t own_bytes(const rk_stage *s, const rk_record_fork *f, const rk_span *prompt) {
@@ -29,12 +31,13 @@ static int64_t own_bytes(const rk_stage *s, const rk_record_fork *f, const rk_sp
         return pages * rk_page_bytes(d, s->be->exact_dtype);
     }
     if (f->kind != RK_VARIANT_COMPRESS) return 0;
-    pages = (int64_t)G * f->budget / RK_PAGE_KEYS + G; /* heads may share the layer's total unevenly */
+    pages =
+        (int64_t)G * f->budget / RK_PAGE_KEYS + G; /* heads may share the layer's total unevenly */
     return 2 * pages * rk_page_bytes(d, s->be->weight_dtype);
 }
 
-/* Lanes behind the last slot of a span's pages hold zeros: variants' pages are used again and again,
- * and attention joins the last page with the first one of the response. */
+/* Lanes behind the last slot of a span's pages hold zeros: variants' pages are used again and
+ * again, and attention joins the last page with the first one of the response. */
 static rk_status end_in_zeros(rk_stage *s, void *pages, rk_dtype t, int64_t n_slots) {
     int64_t page = rk_page_bytes(s->cfg.head_dim, t);
     if (n_slots % RK_PAGE_KEYS == 0) return RK_OK;
@@ -42,8 +45,8 @@ static rk_status end_in_zeros(rk_stage *s, void *pages, rk_dtype t, int64_t n_sl
 }
 
 /* Spans of the prompt's cache with V disturbed as the fork wants. */
-static rk_status perturb(rk_stage *s, const rk_record *r, const rk_record_fork *f, const rk_span *prompt,
-                         char *pages, rk_span *out) {
+static rk_status perturb(rk_stage *s, const rk_record *r, const rk_record_fork *f,
+                         const rk_span *prompt, char *pages, rk_span *out) {
     for (int g = 0; g < s->cfg.n_kv_heads; g++) {
         out[g] = prompt[g];
         out[g].v = pages;
@@ -74,7 +77,8 @@ static rk_status compressed(rk_stage *s, const rk_record *r, const rk_record_for
         pages += 2 * n * page;
         RK_TRY(end_in_zeros(s, out[g].k, out[g].k_dtype, count[g]));
         RK_TRY(end_in_zeros(s, out[g].v, out[g].v_dtype, count[g]));
-        RK_TRY(s->be->ops->kv_gather(s->be, s->cfg.head_dim, &prompt[g], 1, slot[g], count[g], &out[g]));
+        RK_TRY(s->be->ops->kv_gather(s->be, s->cfg.head_dim, &prompt[g], 1, slot[g], count[g],
+                                     &out[g]));
     }
     return RK_OK;
 }
@@ -93,7 +97,8 @@ static rk_status prompt_of(rk_stage *s, const rk_record *r, int layer, const rk_
     return RK_OK;
 }
 
-/* The tail of set k behind its prompt's spans sp [G]: fresh pages for T slots at sp [G .. 2G - 1]. */
+/* The tail of set k behind its prompt's spans sp [G]: fresh pages for T slots at sp [G .. 2G - 1].
+ */
 static void add_tail(rk_stage *s, int k, int T, int64_t tail_pages, rk_span *sp) {
     int     G = s->cfg.n_kv_heads;
     int64_t page = rk_page_bytes(s->cfg.head_dim, s->be->exact_dtype);
@@ -117,7 +122,8 @@ static rk_status build_sets(rk_stage *s, const rk_record *r, int layer, int n_se
     int n_spans = rk_kv_chain(s->kv, layer, seq, prompt);
     RK_ASSERT(n_spans == 1);
     int64_t own = 0, tail_pages = pages_of(RK_PAGE_KEYS - 1 + T);
-    int64_t tail = n_sets * (int64_t)G * 2 * tail_pages * rk_page_bytes(s->cfg.head_dim, s->be->exact_dtype);
+    int64_t tail =
+        n_sets * (int64_t)G * 2 * tail_pages * rk_page_bytes(s->cfg.head_dim, s->be->exact_dtype);
     for (int k = before; k < n_sets - 1; k++) own += own_bytes(s, &r->forks[k], prompt);
     RK_TRY(rk_stage_grow(s, own, "variants' pages", &s->own, &s->own_bytes));
     RK_TRY(rk_stage_grow(s, tail, "response cache", &s->tail, &s->tail_bytes));
@@ -221,7 +227,8 @@ static rk_status reduce(rk_stage *s, const rk_record *r, const float *x, rk_stag
     int32_t               next[MOST];
     RK_ASSERT(per_block >= 1 && s->logit_rows <= MOST);
     RK_TRY(rk_stage_grow(s, T * V * f, "reference logits", &s->ref_logits, &s->ref_bytes));
-    RK_TRY(rk_stage_grow(s, s->logit_rows * (int64_t)sizeof *score, "scores", &s->score_rows, &s->score_bytes));
+    RK_TRY(rk_stage_grow(s, s->logit_rows * (int64_t)sizeof *score, "scores", &s->score_rows,
+                         &s->score_bytes));
     for (int i = 0; i < T; i++) s->index[i] = i, next[i] = i + 1 < T ? r->tokens[i + 1] : -1;
     RK_TRY(rk_stage_logits(s, x, s->index, T, RK_ROWS_EXACT, s->ref_logits));
     RK_TRY(op->download(s->be, s->logits_host, s->ref_logits, T * V * f));
@@ -233,7 +240,8 @@ static rk_status reduce(rk_stage *s, const rk_record *r, const float *x, rk_stag
         int n = r->head.n_forks - k < per_block ? r->head.n_forks - k : per_block;
         for (int i = 0; i < n * T; i++) s->index[i] = (k + 1) * T + i;
         RK_TRY(rk_stage_logits(s, x, s->index, n * T, RK_ROWS_EXACT, s->logits));
-        RK_TRY(op->score_rows(s->be, s->ref_logits, T, s->logits, n * T, (int)V, next, s->score_rows));
+        RK_TRY(
+            op->score_rows(s->be, s->ref_logits, T, s->logits, n * T, (int)V, next, s->score_rows));
         RK_TRY(op->download(s->be, score, s->score_rows, n * T * (int64_t)sizeof *score));
         for (int i = 0; i < n; i++)
             out->variant[k + i] = mean_of(score + i * T, T, out->variant[k + i].local);

@@ -23,6 +23,6 @@ typedef struct rk_measured {
     double kl;        /* KL(reference || variant), nats per token */
     double agreement; /* share of rows with the reference's likeliest token */
     double nll;       /* -log of the response's next token; over the T - 1 rows that have one */
-    double local;     /* noise: || O (a' - a) || / || O a || over all rows, of the attention's output
-                         in its layer (a: reference, a': variant); else 0 */
+    double local; /* noise: || O (a' - a) || / || O a || over all rows, of the attention's output
+                     in its layer (a: reference, a': variant); else 0 */
 } rk_measured;

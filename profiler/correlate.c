@@ -50,8 +50,8 @@ static void percentiles(double *v, int n, double ci[2]) {
     ci[1] = v[(int)(0.975 * (n - 1) + 0.5)];
 }
 
-rk_status rk_spearman_bootstrap(const double *x, int n_rows, const double *y, int n, int n_resamples,
-                                uint64_t seed, double *rho, double ci[2]) {
+rk_status rk_spearman_bootstrap(const double *x, int n_rows, const double *y, int n,
+                                int n_resamples, uint64_t seed, double *rho, double ci[2]) {
     double *mean = NULL, *all = NULL;
     RK_TRY(rk_mem_alloc_to(n + (int64_t)n_resamples, sizeof(double), "resamples", &mean));
     all = mean + n;

@@ -1,5 +1,5 @@
-/* test_curve.c - the curve allocator: exact against brute force, monotone, repeatable; the choice of
- * mean and shrinkage finds what the documents hold. */
+/* test_curve.c - the curve allocator: exact against brute force, monotone, repeatable; the choice
+ * of mean and shrinkage finds what the documents hold. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,21 +15,25 @@ static uint32_t next(uint32_t below) {
     state = state * 1664525u + 1013904223u;
     return (uint32_t)((uint64_t)state * below >> 32);
 }
-static double unit(void) { return (next(1u << 24) + 1) * 0x1p-24; }
+static double unit(void) {
+    return (next(1u << 24) + 1) * 0x1p-24;
+}
 
 /* The least sum over all ways to share out `left` tokens among layers l.. above lo. */
 static double least(const rk_curve *c, int l, int64_t lo, int64_t n, int64_t left) {
     if (l == c->n_layers) return left == 0 ? 0 : INFINITY;
     double best = INFINITY;
     for (int64_t b = lo; b <= n && b - lo <= left; b++)
-        best = fmin(best, rk_curve_at(c, l, (double)b / (double)n) + least(c, l + 1, lo, n, left - (b - lo)));
+        best = fmin(best, rk_curve_at(c, l, (double)b / (double)n) +
+                              least(c, l + 1, lo, n, left - (b - lo)));
     return best;
 }
 
 static rk_curve_data random_data(int L, int K, int N, double *levels, double *damage) {
     for (int k = 0; k < K; k++) levels[k] = (k + 0.2 + 0.6 * unit()) / (K + 0.2);
     for (int i = 0; i < N * K * L; i++) damage[i] = next(4) == 0 ? 0.25 * next(5) : unit();
-    return (rk_curve_data){.n_layers = L, .n_levels = K, .n_documents = N, .levels = levels, .damage = damage};
+    return (rk_curve_data){
+        .n_layers = L, .n_levels = K, .n_documents = N, .levels = levels, .damage = damage};
 }
 
 static void test_brute_force(void) {
@@ -37,13 +41,15 @@ static void test_brute_force(void) {
     double levels[4], damage[4 * 4 * 3];
     int    exact = 0;
     for (int i = 0; i < CASES; i++) {
-        int           L = 1 + (int)next(4), K = 1 + (int)next(4), N = 1 + (int)next(3);
-        int64_t       n = 1 + next(12), lo = 1 + next((uint32_t)n), total = lo * L + next((uint32_t)((n - lo) * L) + 1);
+        int     L = 1 + (int)next(4), K = 1 + (int)next(4), N = 1 + (int)next(3);
+        int64_t n = 1 + next(12), lo = 1 + next((uint32_t)n),
+                total = lo * L + next((uint32_t)((n - lo) * L) + 1);
         rk_curve_data d = random_data(L, K, N, levels, damage);
         rk_curve      c;
         int32_t       budget[4];
         int64_t       sum = 0;
-        CU_ASSERT_EQUAL_FATAL(rk_curve_build(&d, (rk_curve_mean)next(RK_CURVE_MEANS), NULL, false, &c), RK_OK);
+        CU_ASSERT_EQUAL_FATAL(
+            rk_curve_build(&d, (rk_curve_mean)next(RK_CURVE_MEANS), NULL, false, &c), RK_OK);
         CU_ASSERT_EQUAL_FATAL(rk_curve_minimise(&c, lo, n, total, budget), RK_OK);
         for (int l = 0; l < L; l++) {
             CU_ASSERT(budget[l] >= lo && budget[l] <= n);
@@ -71,14 +77,16 @@ static void test_curves(void) {
             double before = INFINITY, slope = -INFINITY;
             for (int k = 0; k <= 100; k++) {
                 double y = rk_curve_at(&c, l, k / 100.0);
-                CU_ASSERT(y >= -1e-15 && y <= before + 1e-12 && y <= rk_curve_at(&raw, l, k / 100.0) + 1e-12);
+                CU_ASSERT(y >= -1e-15 && y <= before + 1e-12 &&
+                          y <= rk_curve_at(&raw, l, k / 100.0) + 1e-12);
                 if (k) {
                     CU_ASSERT(y - before >= slope - 1e-12); /* convex */
                     slope = y - before;
                 }
                 before = y;
             }
-            double top = 0; /* raw curves pass through the means, raised where a larger share has more */
+            double top =
+                0; /* raw curves pass through the means, raised where a larger share has more */
             for (int k = K - 1; k >= 0; k--) {
                 double mean = 0;
                 for (int j = 0; j < N; j++) mean += damage[(j * K + k) * L + l] / N;
@@ -131,7 +139,8 @@ static void test_ties_and_lengths(void) {
     CU_ASSERT_EQUAL(rk_curve_build(&d, RK_CURVE_MEAN, NULL, false, &c), RK_E_INPUT);
 }
 
-/* Documents that agree: no shrinkage. Documents of pure noise: most of it. Few: the fixed choice. */
+/* Documents that agree: no shrinkage. Documents of pure noise: most of it. Few: the fixed choice.
+ */
 static void test_choice(void) {
     enum { L = 12, K = 5, N = 10 };
     static const double levels[K] = {0.04, 0.08, 0.16, 0.32, 0.6};
@@ -158,6 +167,6 @@ static void test_choice(void) {
 int rk_suite_curve(void) {
     CU_pSuite s = CU_add_suite("curve", NULL, NULL);
     return !s || !CU_ADD_TEST(s, test_brute_force) || !CU_ADD_TEST(s, test_curves) ||
-           !CU_ADD_TEST(s, test_monotone_and_repeatable) || !CU_ADD_TEST(s, test_ties_and_lengths) ||
-           !CU_ADD_TEST(s, test_choice);
+           !CU_ADD_TEST(s, test_monotone_and_repeatable) ||
+           !CU_ADD_TEST(s, test_ties_and_lengths) || !CU_ADD_TEST(s, test_choice);
 }

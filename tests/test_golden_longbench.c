@@ -19,7 +19,9 @@
 
 enum { MOST = 600 };
 
-static rk_str str_of(const rk_json *j) { return (rk_str){rk_json_str(j, ""), rk_json_str_len(j)}; }
+static rk_str str_of(const rk_json *j) {
+    return (rk_str){rk_json_str(j, ""), rk_json_str_len(j)};
+}
 
 /* Strings of a list; returns their number. */
 static int list_of(const rk_json *j, rk_str out[MOST]) {
@@ -94,7 +96,8 @@ static void check_record(const rk_json *j, int *counts) {
     }
     if (!ok)
         printf("  %s %s: \"%.60s\" gives %.10f, not %.10f\n", rk_metric_name(m),
-               rk_json_str(rk_json_get(j, "case"), ""), p.s, got, rk_json_num(rk_json_get(j, "expected"), NAN));
+               rk_json_str(rk_json_get(j, "case"), ""), p.s, got,
+               rk_json_num(rk_json_get(j, "expected"), NAN));
     CU_ASSERT(ok);
     counts[m]++;
 }
@@ -132,7 +135,8 @@ static void test_cut_words(void) {
 }
 
 /* Scores of a dataset's samples, whole and by length. */
-static bool check_scores(const rk_json *j, const rk_lb_dataset *d, rk_similarity s, const char *suffix) {
+static bool check_scores(const rk_json *j, const rk_lb_dataset *d, rk_similarity s,
+                         const char *suffix) {
     static rk_str  answers[MOST], classes[MOST];
     const rk_json *predictions = rk_json_get(j, "predictions"), *all = rk_json_get(j, "answers");
     const rk_json *lengths = rk_json_get(j, "lengths");
@@ -143,7 +147,9 @@ static bool check_scores(const rk_json *j, const rk_lb_dataset *d, rk_similarity
     x.n_classes = list_of(rk_json_get(j, "all_classes"), classes);
     for (int i = 0; i < n; i++) {
         x.n_answers = list_of(rk_json_at(all, (size_t)i), answers);
-        CU_ASSERT_EQUAL(rk_longbench_score(d, s, str_of(rk_json_at(predictions, (size_t)i)), &x, &score[i]), RK_OK);
+        CU_ASSERT_EQUAL(
+            rk_longbench_score(d, s, str_of(rk_json_at(predictions, (size_t)i)), &x, &score[i]),
+            RK_OK);
         int64_t length = rk_json_int(rk_json_at(lengths, (size_t)i), 0);
         int     k = length < 4000 ? 0 : length < 8000 ? 1 : 2;
         score[(k + 1) * n + m[k]++] = score[i];
@@ -158,10 +164,13 @@ static bool check_scores(const rk_json *j, const rk_lb_dataset *d, rk_similarity
         rounded = rk_metric_bucket(score + (k + 1) * n, m[k], &exact);
         snprintf(key, sizeof key, "score_e%s", suffix);
         const rk_json *e = rk_json_get(j, key);
-        ok = ok && near_to(rounded, rk_json_kind_of(e) == RK_JSON_ARRAY ? rk_json_at(e, (size_t)k) : rk_json_get(e, buckets[k]));
+        ok = ok &&
+             near_to(rounded, rk_json_kind_of(e) == RK_JSON_ARRAY ? rk_json_at(e, (size_t)k)
+                                                                  : rk_json_get(e, buckets[k]));
         snprintf(key, sizeof key, "score_e_unrounded%s", suffix);
         e = rk_json_get(j, key);
-        ok = ok && near_to(exact, rk_json_kind_of(e) == RK_JSON_ARRAY ? rk_json_at(e, (size_t)k) : rk_json_get(e, buckets[k]));
+        ok = ok && near_to(exact, rk_json_kind_of(e) == RK_JSON_ARRAY ? rk_json_at(e, (size_t)k)
+                                                                      : rk_json_get(e, buckets[k]));
     }
     free(score);
     return ok;
@@ -171,8 +180,10 @@ static void check_dataset(const rk_json *j, int *counts) {
     const rk_lb_dataset *d = rk_lb_find(rk_json_str(rk_json_get(j, "dataset"), ""));
     CU_ASSERT_FATAL(d != NULL);
     bool ok = check_scores(j, d, RK_SIMILARITY_DIFFLIB, "");
-    if (d->metric == RK_METRIC_CODE_SIM) ok = check_scores(j, d, RK_SIMILARITY_INDEL, "_levenshtein") && ok;
-    if (!ok) printf("  dataset %s (%s) differs\n", d->name, rk_json_str(rk_json_get(j, "case"), ""));
+    if (d->metric == RK_METRIC_CODE_SIM)
+        ok = check_scores(j, d, RK_SIMILARITY_INDEL, "_levenshtein") && ok;
+    if (!ok)
+        printf("  dataset %s (%s) differs\n", d->name, rk_json_str(rk_json_get(j, "case"), ""));
     CU_ASSERT(ok);
     counts[d->metric]++;
 }
@@ -211,7 +222,8 @@ static const rk_lb_sample *take_sample(const char *dataset, const char *id) {
     if (strcmp(prompts.kept[1], dataset) != 0) {
         rk_longbench_free(&prompts.samples);
         snprintf(path, sizeof path, "%s/../data/longbench/data", rk_test_goldens());
-        CU_ASSERT_EQUAL_FATAL(rk_longbench_load(path, rk_lb_find(dataset), false, 0, &prompts.samples), RK_OK);
+        CU_ASSERT_EQUAL_FATAL(
+            rk_longbench_load(path, rk_lb_find(dataset), false, 0, &prompts.samples), RK_OK);
         snprintf(prompts.kept[1], sizeof prompts.kept[1], "%s", dataset);
     }
     for (int i = 0; i < prompts.samples.n; i++)
@@ -227,21 +239,27 @@ static void check_prompt(const rk_json *j, int *counts) {
         counts[2]++;
         return;
     }
-    const rk_lb_sample *s = take_sample(rk_json_str(rk_json_get(j, "dataset"), ""), rk_json_str(rk_json_get(j, "_id"), ""));
+    const rk_lb_sample *s = take_sample(rk_json_str(rk_json_get(j, "dataset"), ""),
+                                        rk_json_str(rk_json_get(j, "_id"), ""));
     CU_ASSERT_FATAL(s != NULL);
     const char *name = rk_json_str(rk_json_get(j, "template"), "");
-    CU_ASSERT_EQUAL_FATAL(rk_longbench_prompt(prompts.bench, name, s, prompts.tokenizer, 0, false, &text, &n, &cut), RK_OK);
+    CU_ASSERT_EQUAL_FATAL(
+        rk_longbench_prompt(prompts.bench, name, s, prompts.tokenizer, 0, false, &text, &n, &cut),
+        RK_OK);
     rk_sha256_hex(text, n, hex);
     bool ok = strcmp(hex, rk_json_str(rk_json_get(j, "full_sha256"), "")) == 0;
     rk_mem_free(text);
     CU_ASSERT_EQUAL_FATAL(rk_longbench_prompt(prompts.bench, name, s, prompts.tokenizer,
                                               rk_json_int(rk_json_get(j, "max_length"), 0),
-                                              rk_json_bool(rk_json_get(j, "cleanup"), false), &text, &n, &cut), RK_OK);
+                                              rk_json_bool(rk_json_get(j, "cleanup"), false), &text,
+                                              &n, &cut),
+                          RK_OK);
     rk_sha256_hex(text, n, hex);
     rk_text t;
     CU_ASSERT_EQUAL(rk_text_open(text, n, &t), RK_OK);
     ok = ok && strcmp(hex, rk_json_str(rk_json_get(j, "sha256"), "")) == 0 &&
-         t.n == rk_json_int(rk_json_get(j, "chars"), -1) && cut == rk_json_bool(rk_json_get(j, "truncated"), !cut);
+         t.n == rk_json_int(rk_json_get(j, "chars"), -1) &&
+         cut == rk_json_bool(rk_json_get(j, "truncated"), !cut);
     if (!ok) printf("  prompt %s of %s, %s: differs\n", name, s->id, prompts.kept[0]);
     CU_ASSERT(ok);
     rk_text_free(&t);
@@ -260,8 +278,10 @@ static void test_prompts(void) {
     snprintf(path, sizeof path, "%s/../data/longbench", rk_test_goldens());
     CU_ASSERT_EQUAL_FATAL(rk_longbench_open(path, &prompts.bench), RK_OK);
     each_line("prompts.jsonl", check_prompt, counts);
-    printf("    %d prompts, %d of them cut; %d of tokenizers that are not read\n", counts[0], counts[1], counts[2]);
-    if (counts[2]) rk_test_skip("prompts of SentencePiece tokenizers, which this version does not read");
+    printf("    %d prompts, %d of them cut; %d of tokenizers that are not read\n", counts[0],
+           counts[1], counts[2]);
+    if (counts[2])
+        rk_test_skip("prompts of SentencePiece tokenizers, which this version does not read");
     CU_ASSERT(counts[0] > 0);
     rk_longbench_close(prompts.bench);
     rk_tokenizer_close(prompts.tokenizer);
@@ -271,6 +291,6 @@ static void test_prompts(void) {
 
 int rk_suite_golden_longbench(void) {
     CU_pSuite s = CU_add_suite("golden_longbench", NULL, NULL);
-    return !s || !CU_ADD_TEST(s, test_metrics) || !CU_ADD_TEST(s, test_cut_words) || !CU_ADD_TEST(s, test_datasets) ||
-           !CU_ADD_TEST(s, test_prompts);
+    return !s || !CU_ADD_TEST(s, test_metrics) || !CU_ADD_TEST(s, test_cut_words) ||
+           !CU_ADD_TEST(s, test_datasets) || !CU_ADD_TEST(s, test_prompts);
 }

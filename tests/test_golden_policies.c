@@ -1,10 +1,10 @@
 /* test_golden_policies.c - every policy against independent scores and selections.
  * label: golden
  *
- * Runs whatever cases the folder holds, on ref and on the cpu backend in both orders: the prompt goes
- * through the cache and an observer in chunks, as in a stage. Scores within 1e-5 of the largest, kept
- * positions and head counts equal. Heads narrower than a page's 32 dimensions are padded with zeros,
- * half by half, so that rotation pairs stay pairs. */
+ * Runs whatever cases the folder holds, on ref and on the cpu backend in both orders: the prompt
+ * goes through the cache and an observer in chunks, as in a stage. Scores within 1e-5 of the
+ * largest, kept positions and head counts equal. Heads narrower than a page's 32 dimensions are
+ * padded with zeros, half by half, so that rotation pairs stay pairs. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -40,7 +40,8 @@ static bool text_is(const golden *g, const char *key, const char *value) {
 
 static void read_params(golden *g) {
     rk_select_params *p = &g->p;
-    CU_ASSERT_EQUAL_FATAL(rk_policy_parse(rk_json_str(rk_json_get(g->c, "policy"), ""), &p->policy), RK_OK);
+    CU_ASSERT_EQUAL_FATAL(rk_policy_parse(rk_json_str(rk_json_get(g->c, "policy"), ""), &p->policy),
+                          RK_OK);
     p->window = (int)integer(g, "window", 32);
     p->sinks = (int)integer(g, "sinks", 4);
     p->pool = text_is(g, "pool", "avg") ? RK_POOL_AVG : RK_POOL_MAX;
@@ -66,7 +67,8 @@ static void read_tensors(golden *g) {
     g->q = rk_st_get(g->st, "q", RK_F32, 3, dim);
     g->k = rk_st_get(g->st, "k", RK_F32, 3, dim);
     g->v = rk_st_get(g->st, "v", RK_F32, 3, dim);
-    const float *pre = rk_st_get(g->st, "q_pre", RK_F32, 3, dim), *freq = rk_st_get(g->st, "inv_freq", RK_F32, 1, dim);
+    const float *pre = rk_st_get(g->st, "q_pre", RK_F32, 3, dim),
+                *freq = rk_st_get(g->st, "inv_freq", RK_F32, 1, dim);
     if (pre) g->q = pre, g->pre = true;
     for (int i = 0; freq && i < g->d / 2; i++) g->speed[i] = (double)freq[i];
 }
@@ -81,7 +83,8 @@ static void put_query(const golden *g, int64_t pos, float *row) {
     for (int h = 0; g->q && h < g->H; h++) {
         const float *x = g->q + ((int64_t)h * g->n + pos) * g->d;
         for (int i = 0; i < g->d / 2; i++) {
-            double a = (double)x[i], b = (double)x[i + g->d / 2], t = g->pre ? (double)pos * g->speed[i] : 0;
+            double a = (double)x[i], b = (double)x[i + g->d / 2],
+                   t = g->pre ? (double)pos * g->speed[i] : 0;
             row[h * g->D + place(g, i)] = (float)(a * cos(t) - b * sin(t));
             row[h * g->D + place(g, i + g->d / 2)] = (float)(b * cos(t) + a * sin(t));
         }
@@ -106,15 +109,15 @@ static void *device(rk_backend *be, int64_t bytes) {
 }
 
 /* The prompt through cache and observer; sh says how many heads are seen as stored ones. */
-static rk_observer *pass(rk_backend *be, const golden *g, const rk_attn_shape *sh, rk_observe *shared,
-                         rk_span *spans, rk_span *seen) {
+static rk_observer *pass(rk_backend *be, const golden *g, const rk_attn_shape *sh,
+                         rk_observe *shared, rk_span *spans, rk_span *seen) {
     int           width = (g->H + 2 * g->G) * g->D, share = sh->n_kv_heads / g->G;
     rk_attn_shape stored = {g->H, g->G, g->D, sh->scale};
     int64_t       f = (int64_t)sizeof(float);
-    float        *rows, *qkv = device(be, CHUNK * width * f), *q = device(be, CHUNK * g->H * g->D * f);
-    float        *table = device(be, g->D * f), one[MOST_DIM] = {0};
-    int32_t       zero[CHUNK] = {0}, index[CHUNK * MOST_HEADS];
-    rk_observer  *o;
+    float  *rows, *qkv = device(be, CHUNK * width * f), *q = device(be, CHUNK * g->H * g->D * f);
+    float  *table = device(be, g->D * f), one[MOST_DIM] = {0};
+    int32_t zero[CHUNK] = {0}, index[CHUNK * MOST_HEADS];
+    rk_observer *o;
     for (int i = 0; i < g->D / 2; i++) one[i] = 1; /* cosines of angle 0 */
     CU_ASSERT_EQUAL_FATAL(be->ops->upload(be, table, one, g->D * f), RK_OK);
     CU_ASSERT_EQUAL_FATAL(rk_mem_alloc_to(CHUNK * width, f, "test", &rows), RK_OK);
@@ -130,7 +133,8 @@ static rk_observer *pass(rk_backend *be, const golden *g, const rk_attn_shape *s
         for (int i = 0; i < m * g->H; i++) index[i] = i / g->H * (g->H + 2 * g->G) + i % g->H;
         CU_ASSERT_EQUAL(be->ops->take_rows(be, qkv, index, m * g->H, g->D, q), RK_OK);
         for (int h = 0; h < sh->n_kv_heads; h++) seen[h] = spans[h / share];
-        if (rk_observer_wants(o, at, m)) CU_ASSERT_EQUAL(rk_observer_rows(o, q, at, m, seen), RK_OK);
+        if (rk_observer_wants(o, at, m))
+            CU_ASSERT_EQUAL(rk_observer_rows(o, q, at, m, seen), RK_OK);
     }
     be->ops->release(be, qkv), be->ops->release(be, q), be->ops->release(be, table);
     rk_mem_free(rows);
@@ -138,22 +142,29 @@ static rk_observer *pass(rk_backend *be, const golden *g, const rk_attn_shape *s
 }
 
 /* Scores of stored heads (heads = G) or of each query head by itself (heads = H). */
-static double check_scores(rk_backend *be, const golden *g, int heads, const char *name, float *score) {
-    rk_attn_shape   sh = {g->H, heads, g->D, (float)(1 / sqrt((double)g->d))};
-    rk_observation  need = {0};
-    rk_observe     *shared;
-    rk_span         spans[MOST_HEADS], seen[MOST_HEADS];
-    int64_t         dim[4], pages = (g->n + RK_PAGE_KEYS - 1) / RK_PAGE_KEYS;
-    int64_t         bytes = pages * rk_page_bytes(g->D, be->weight_dtype);
-    const uint8_t  *forced = rk_st_get(g->st, "forced", RK_U8, 1, dim);
-    const float    *want = rk_st_get(g->st, name, RK_F32, 2, dim);
-    double          top = 0, worst = 0;
+static double check_scores(rk_backend *be, const golden *g, int heads, const char *name,
+                           float *score) {
+    rk_attn_shape  sh = {g->H, heads, g->D, (float)(1 / sqrt((double)g->d))};
+    rk_observation need = {0};
+    rk_observe    *shared;
+    rk_span        spans[MOST_HEADS], seen[MOST_HEADS];
+    int64_t        dim[4], pages = (g->n + RK_PAGE_KEYS - 1) / RK_PAGE_KEYS;
+    int64_t        bytes = pages * rk_page_bytes(g->D, be->weight_dtype);
+    const uint8_t *forced = rk_st_get(g->st, "forced", RK_U8, 1, dim);
+    const float   *want = rk_st_get(g->st, name, RK_F32, 2, dim);
+    double         top = 0, worst = 0;
     CU_ASSERT_FATAL(want && forced && dim[0] == heads && dim[1] == g->n);
     CU_ASSERT_EQUAL_FATAL(rk_observation_add(&need, &g->p), RK_OK);
-    rk_observe_spec spec = {.shape = sh, .see = need.see, .window = need.window, .sinks = need.sinks,
-                            .max_prompt = g->n, .rope_speed = g->speed};
+    rk_observe_spec spec = {.shape = sh,
+                            .see = need.see,
+                            .window = need.window,
+                            .sinks = need.sinks,
+                            .max_prompt = g->n,
+                            .rope_speed = g->speed};
     for (int h = 0; h < g->G; h++)
-        spans[h] = (rk_span){.k = device(be, bytes), .v = device(be, bytes), .k_dtype = be->weight_dtype,
+        spans[h] = (rk_span){.k = device(be, bytes),
+                             .v = device(be, bytes),
+                             .k_dtype = be->weight_dtype,
                              .v_dtype = be->weight_dtype};
     CU_ASSERT_EQUAL_FATAL(rk_observe_open(be, &spec, &shared), RK_OK);
     rk_observer *o = pass(be, g, &sh, shared, spans, seen);
@@ -163,14 +174,16 @@ static double check_scores(rk_backend *be, const golden *g, int heads, const cha
         top = fmax(top, fabs((double)want[i]));
         worst = fmax(worst, fabs((double)score[i] - (double)want[i]));
     }
-    for (int h = 0; h < g->G; h++) be->ops->release(be, spans[h].k), be->ops->release(be, spans[h].v);
+    for (int h = 0; h < g->G; h++)
+        be->ops->release(be, spans[h].k), be->ops->release(be, spans[h].v);
     rk_observer_close(o);
     rk_observe_close(shared);
     return top > 0 ? worst / top : worst;
 }
 
 /* Kept positions by these scores are the golden's. */
-static bool kept_equal(const golden *g, int heads, const char *flat, const char *by_head, const float *score) {
+static bool kept_equal(const golden *g, int heads, const char *flat, const char *by_head,
+                       const float *score) {
     int64_t        dim[4];
     const int32_t *want = rk_st_get(g->st, flat, RK_I32, 1, dim), *at = NULL;
     int32_t       *kept, count[MOST_HEADS];
@@ -203,7 +216,8 @@ static double run_case(rk_backend *be, const char *folder, const rk_json *c, int
     golden g = {.c = c};
     char   path[4400];
     double worst = 0;
-    g.H = (int)integer(&g, "Hq", 0), g.G = (int)integer(&g, "Hkv", 0), g.d = (int)integer(&g, "d", 0);
+    g.H = (int)integer(&g, "Hq", 0), g.G = (int)integer(&g, "Hkv", 0),
+    g.d = (int)integer(&g, "d", 0);
     g.n = integer(&g, "n", 0), g.budget = (int32_t)integer(&g, "budget", 0);
     g.D = (g.d + 31) / 32 * 32;
     CU_ASSERT_FATAL(g.H > 0 && g.H <= MOST_HEADS && g.G > 0 && g.D <= MOST_DIM && g.n > 0);
@@ -211,8 +225,9 @@ static double run_case(rk_backend *be, const char *folder, const rk_json *c, int
     CU_ASSERT_EQUAL_FATAL(rk_st_open(path, &g.st), RK_OK);
     read_params(&g);
     read_tensors(&g);
-    double gap = rk_json_num(rk_json_get(c, "min_gap"), 1); /* 0: a tie on purpose, which must come out right */
-    bool   near = rk_json_bool(rk_json_get(c, "near_tie"), false) && gap > 0;
+    double  gap = rk_json_num(rk_json_get(c, "min_gap"),
+                              1); /* 0: a tie on purpose, which must come out right */
+    bool    near = rk_json_bool(rk_json_get(c, "near_tie"), false) && gap > 0;
     int64_t dim[4];
     float  *score;
     CU_ASSERT_EQUAL_FATAL(rk_mem_alloc_to(g.H * g.n, sizeof *score, "test", &score), RK_OK);
@@ -229,8 +244,8 @@ static double run_case(rk_backend *be, const char *folder, const rk_json *c, int
     }
     check_heads(&g);
     if (!ok || !(worst <= TOLERANCE))
-        printf("  %s on %s: scores off by %.2e of the largest, kept %s\n", path, be->numerics, worst,
-               ok ? "equal" : "differ");
+        printf("  %s on %s: scores off by %.2e of the largest, kept %s\n", path, be->numerics,
+               worst, ok ? "equal" : "differ");
     CU_ASSERT(ok && worst <= TOLERANCE);
     rk_mem_free(score);
     rk_st_close(g.st);
@@ -255,17 +270,25 @@ static void run(const char *name, const char *numerics) {
     for (size_t i = 0; i < rk_json_len(cases); i++)
         worst = fmax(worst, run_case(be, folder, rk_json_at(cases, i), &per_query));
     CU_ASSERT(rk_json_len(cases) > 0);
-    printf("    %s %s: %zu cases, %d of them per query head too; scores within %.1e of the largest\n", name,
-           be->numerics, rk_json_len(cases), per_query, worst);
+    printf(
+        "    %s %s: %zu cases, %d of them per query head too; scores within %.1e of the largest\n",
+        name, be->numerics, rk_json_len(cases), per_query, worst);
     rk_backend_close(be);
     rk_json_close(j);
 }
 
-static void test_ref(void) { run("ref", NULL); }
-static void test_tile(void) { run("cpu", "tile"); }
-static void test_pair(void) { run("cpu", "pair"); }
+static void test_ref(void) {
+    run("ref", NULL);
+}
+static void test_tile(void) {
+    run("cpu", "tile");
+}
+static void test_pair(void) {
+    run("cpu", "pair");
+}
 
 int rk_suite_golden_policies(void) {
     CU_pSuite s = CU_add_suite("golden_policies", NULL, NULL);
-    return !s || !CU_ADD_TEST(s, test_ref) || !CU_ADD_TEST(s, test_tile) || !CU_ADD_TEST(s, test_pair);
+    return !s || !CU_ADD_TEST(s, test_ref) || !CU_ADD_TEST(s, test_tile) ||
+           !CU_ADD_TEST(s, test_pair);
 }

@@ -35,8 +35,9 @@ static rk_status copy(const double *from, int64_t n, double **out) {
 static void warn_policy(const rk_options *o, const char *path, const rk_profile_policy *p) {
     bool same = strcmp(p->policy, o->policy) == 0 && p->window == o->window;
     if (same || o->command == RK_CMD_BUDGET) return;
-    RK_LOG(RK_LOG_WARN, "budget", "%s: damages were measured with --policy %s --window %d, not %s and %lld",
-           path, p->policy, p->window, o->policy, (long long)o->window);
+    RK_LOG(RK_LOG_WARN, "budget",
+           "%s: damages were measured with --policy %s --window %d, not %s and %lld", path,
+           p->policy, p->window, o->policy, (long long)o->window);
 }
 
 static rk_status read_damage(rk_cache_plan *p, const rk_profile *f, const char *path) {
@@ -60,12 +61,15 @@ static rk_status read_damage(rk_cache_plan *p, const rk_profile *f, const char *
 
 /* What the allocator reads must be in the file. */
 static rk_status check_signal(const rk_options *o, const rk_profile *f, const char *path) {
-    bool        local = strcmp(o->allocator, "local") == 0, curve = strcmp(o->allocator, "curve") == 0;
-    bool        cake = strcmp(o->allocator, "cake") == 0;
-    const char *lacks = local && !f->local ? "local" : curve && !f->n_levels ? "damage"
-                        : cake && !f->entropy ? "attention" : NULL;
+    bool local = strcmp(o->allocator, "local") == 0, curve = strcmp(o->allocator, "curve") == 0;
+    bool cake = strcmp(o->allocator, "cake") == 0;
+    const char *lacks = local && !f->local      ? "local"
+                        : curve && !f->n_levels ? "damage"
+                        : cake && !f->entropy   ? "attention"
+                                                : NULL;
     if (!lacks) return RK_OK;
-    return RK_FAIL(RK_E_INPUT, "%s: holds no %s, which --allocator %s reads: profile with --signal kl,%s", path,
+    return RK_FAIL(RK_E_INPUT,
+                   "%s: holds no %s, which --allocator %s reads: profile with --signal kl,%s", path,
                    lacks, o->allocator, lacks);
 }
 
@@ -116,7 +120,8 @@ rk_status rk_cache_plan_open(const rk_options *o, const rk_config *model, rk_cac
 }
 
 void rk_cache_plan_close(rk_cache_plan *p) {
-    void *all[] = {p->sensitivity, p->shares, p->local, p->entropy, p->variance, p->levels, p->damage};
+    void *all[] = {p->sensitivity, p->shares, p->local, p->entropy,
+                   p->variance,    p->levels, p->damage};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) rk_mem_free(all[i]);
     *p = (rk_cache_plan){0};
 }

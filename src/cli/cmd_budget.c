@@ -6,7 +6,8 @@
 #include "cli/cache.h"
 #include "cli/cli.h"
 
-static rk_json *result_json(const rk_cache_plan *p, const int32_t *budget, const rk_budget_result *r) {
+static rk_json *result_json(const rk_cache_plan *p, const int32_t *budget,
+                            const rk_budget_result *r) {
     rk_json *o = rk_json_object(), *list = rk_json_array();
     for (int l = 0; l < p->n_layers; l++) rk_json_add_int(list, budget[l]);
     rk_json_set(o, "budgets", list);
@@ -40,10 +41,10 @@ static void show_table(const rk_cache_plan *p, const int32_t *budget, const rk_b
 /* ---- --explain ---- */
 
 typedef struct explanation {
-    rk_curve raw, hull;   /* plain means; what the allocator minimises */
-    double   cost[RK_ALLOC_LIST]; /* predicted damage of each allocator; NaN: its signal is absent */
-    double   part[RK_ALLOC_LIST]; /* of uniform's */
-    double   scale; /* of the hull, whose mean may have another unit, to the plain means */
+    rk_curve raw, hull;         /* plain means; what the allocator minimises */
+    double cost[RK_ALLOC_LIST]; /* predicted damage of each allocator; NaN: its signal is absent */
+    double part[RK_ALLOC_LIST]; /* of uniform's */
+    double scale; /* of the hull, whose mean may have another unit, to the plain means */
 } explanation;
 
 /* Damage, summed over layers, that plain means predict for each allocator at this total. */
@@ -54,7 +55,8 @@ static rk_status predict(const rk_cache_plan *p, int32_t *budget, explanation *x
         if ((a == RK_ALLOC_LOCAL && !p->local) || (a == RK_ALLOC_CAKE && !p->entropy)) continue;
         RK_TRY(rk_cache_plan_split_by(p, (rk_allocator)a, p->o->context, budget, &r));
         x->cost[a] = rk_curve_total(&x->raw, budget, p->o->context);
-        if (a == RK_ALLOC_UNIFORM) x->scale = x->cost[a] / rk_curve_total(&x->hull, budget, p->o->context);
+        if (a == RK_ALLOC_UNIFORM)
+            x->scale = x->cost[a] / rk_curve_total(&x->hull, budget, p->o->context);
     }
     for (int a = 0; a < RK_ALLOC_LIST; a++) x->part[a] = x->cost[a] / x->cost[RK_ALLOC_UNIFORM];
     return RK_OK;
@@ -63,19 +65,23 @@ static rk_status predict(const rk_cache_plan *p, int32_t *budget, explanation *x
 /* What the next token of a layer saves, in nats. */
 static double marginal(const rk_curve *c, int layer, int32_t b, int64_t n) {
     if (b >= n) return 0;
-    return rk_curve_at(c, layer, (double)b / (double)n) - rk_curve_at(c, layer, (double)(b + 1) / (double)n);
+    return rk_curve_at(c, layer, (double)b / (double)n) -
+           rk_curve_at(c, layer, (double)(b + 1) / (double)n);
 }
 
-static void explain_json(const rk_cache_plan *p, const int32_t *budget, const explanation *x, rk_json *o) {
+static void explain_json(const rk_cache_plan *p, const int32_t *budget, const explanation *x,
+                         rk_json *o) {
     rk_json *e = rk_json_object(), *cost = rk_json_object(), *curves = rk_json_array();
     rk_json_set_str(e, "curve_mean", rk_curve_mean_name(p->choice.mean));
     rk_json_set_num(e, "shrink", p->choice.shrink);
     rk_json_set_num(e, "held_out_score", p->choice.score);
     for (int a = 0; a < RK_ALLOC_LIST; a++)
-        if (!isnan(x->cost[a])) rk_json_set_num(cost, rk_allocator_name((rk_allocator)a), x->cost[a]);
+        if (!isnan(x->cost[a]))
+            rk_json_set_num(cost, rk_allocator_name((rk_allocator)a), x->cost[a]);
     rk_json_set(e, "predicted_damage", cost);
     for (int l = 0; l < p->n_layers; l++) {
-        rk_json *c = rk_json_object(), *levels = rk_json_array(), *measured = rk_json_array(), *hull = rk_json_array();
+        rk_json *c = rk_json_object(), *levels = rk_json_array(), *measured = rk_json_array(),
+                *hull = rk_json_array();
         for (int k = 0; k < p->curve.n_levels; k++) {
             rk_json_add_num(levels, p->levels[k]);
             rk_json_add_num(measured, rk_curve_at(&x->raw, l, p->levels[k]));
@@ -92,33 +98,43 @@ static void explain_json(const rk_cache_plan *p, const int32_t *budget, const ex
 }
 
 static void explain_table(const rk_cache_plan *p, const int32_t *budget, const explanation *x) {
-    printf("\ndamage curves: KL in nats with the layer alone cut; mean over documents, and below it the hull "
-           "(%s)\nlayer", rk_curve_mean_name(p->choice.mean));
+    printf("\ndamage curves: KL in nats with the layer alone cut; mean over documents, and below "
+           "it the hull "
+           "(%s)\nlayer",
+           rk_curve_mean_name(p->choice.mean));
     for (int k = 0; k < p->curve.n_levels; k++) printf("  at %5.3g %%", 100 * p->levels[k]);
     printf("    tokens  next token saves\n");
     for (int l = 0; l < p->n_layers; l++) {
         printf("%5d", l);
-        for (int k = 0; k < p->curve.n_levels; k++) printf("  %10.3e", rk_curve_at(&x->raw, l, p->levels[k]));
-        printf("  %8d  %16.3e\n     ", budget[l], x->scale * marginal(&x->hull, l, budget[l], p->o->context));
-        for (int k = 0; k < p->curve.n_levels; k++) printf("  %10.3e", x->scale * rk_curve_at(&x->hull, l, p->levels[k]));
+        for (int k = 0; k < p->curve.n_levels; k++)
+            printf("  %10.3e", rk_curve_at(&x->raw, l, p->levels[k]));
+        printf("  %8d  %16.3e\n     ", budget[l],
+               x->scale * marginal(&x->hull, l, budget[l], p->o->context));
+        for (int k = 0; k < p->curve.n_levels; k++)
+            printf("  %10.3e", x->scale * rk_curve_at(&x->hull, l, p->levels[k]));
         printf("\n");
     }
-    printf("\nmean %s, %.3g of the way to uniform", rk_curve_mean_name(p->choice.mean), p->choice.shrink);
-    if (p->choice.score > 0) printf("; held-out documents: %.3f of uniform's damage", p->choice.score);
+    printf("\nmean %s, %.3g of the way to uniform", rk_curve_mean_name(p->choice.mean),
+           p->choice.shrink);
+    if (p->choice.score > 0)
+        printf("; held-out documents: %.3f of uniform's damage", p->choice.score);
     printf("\npredicted damage of all layers together (sum of the means; calibration documents)\n");
     for (int a = 0; a < RK_ALLOC_LIST; a++)
         if (!isnan(x->cost[a]))
-            printf("  %-8s %9.5f nats  %5.3f of uniform\n", rk_allocator_name((rk_allocator)a), x->cost[a],
-                   x->part[a]);
+            printf("  %-8s %9.5f nats  %5.3f of uniform\n", rk_allocator_name((rk_allocator)a),
+                   x->cost[a], x->part[a]);
 }
 
 /* Shapes: budget, scratch [L] */
-static rk_status explain(const rk_cache_plan *p, const int32_t *budget, int32_t *scratch, rk_json *o) {
+static rk_status explain(const rk_cache_plan *p, const int32_t *budget, int32_t *scratch,
+                         rk_json *o) {
     explanation x = {0};
     rk_status   st;
     if (!p->curve.n_levels)
-        return RK_FAIL(RK_E_INPUT, "%s: holds no damage, which --explain reads: profile with --signal kl,damage",
-                       p->o->sensitivity);
+        return RK_FAIL(
+            RK_E_INPUT,
+            "%s: holds no damage, which --explain reads: profile with --signal kl,damage",
+            p->o->sensitivity);
     RK_TRY_OUT(st, rk_curve_build(&p->curve, RK_CURVE_MEAN, NULL, true, &x.raw));
     RK_TRY_OUT(st, rk_curve_build(&p->curve, p->choice.mean, NULL, false, &x.hull));
     RK_TRY_OUT(st, predict(p, scratch, &x));
@@ -132,7 +148,8 @@ out:
     return st;
 }
 
-static rk_status show(const rk_cache_plan *p, const int32_t *budget, int32_t *scratch, const rk_budget_result *r) {
+static rk_status show(const rk_cache_plan *p, const int32_t *budget, int32_t *scratch,
+                      const rk_budget_result *r) {
     rk_status st = RK_OK;
     if (!p->o->json) {
         show_table(p, budget, r);

@@ -14,10 +14,13 @@
 
 enum { ROW_CAP = 1024, PATH_LEN = 4096, MAX_PARTS = 4096 };
 
-static const rk_eval_task *const tasks[] = {&rk_eval_fidelity, &rk_eval_perplexity, &rk_eval_damage,
-                                            &rk_eval_longbench, &rk_eval_ruler, &rk_eval_needle};
+static const rk_eval_task *const tasks[] = {&rk_eval_fidelity, &rk_eval_perplexity,
+                                            &rk_eval_damage,   &rk_eval_longbench,
+                                            &rk_eval_ruler,    &rk_eval_needle};
 
-int rk_eval_layers(const rk_eval *v) { return rk_weights_config(v->w)->n_layers; }
+int rk_eval_layers(const rk_eval *v) {
+    return rk_weights_config(v->w)->n_layers;
+}
 
 const int32_t *rk_eval_budget(const rk_eval *v, int item, int config) {
     return v->budgets + ((int64_t)item * v->sweep.n + config) * rk_eval_layers(v);
@@ -50,7 +53,8 @@ double rk_eval_median(double *x, int n) {
 
 double rk_eval_sign_test(int won, int n) {
     double p = 0;
-    for (int k = won; k <= n; k++) p += exp(lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) - n * log(2));
+    for (int k = won; k <= n; k++)
+        p += exp(lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) - n * log(2));
     return p < 1 ? p : 1;
 }
 
@@ -75,7 +79,8 @@ static rk_status write_line(records *r, const rk_json *j) {
 }
 
 /* A line of a journal; what cannot be read ends it. */
-static bool take_line(rk_eval *v, records *r, const char *line, size_t n, bool first, uint64_t job) {
+static bool take_line(rk_eval *v, records *r, const char *line, size_t n, bool first,
+                      uint64_t job) {
     rk_json *j;
     char     hex[17];
     if (rk_json_parse(line, n, "journal", &j) != RK_OK) {
@@ -105,9 +110,11 @@ static rk_status read_part(rk_eval *v, records *r, const char *path, uint64_t jo
     for (char *line = text, *nl; (nl = strchr(line, '\n')); line = nl + 1, first = false) {
         if (take_line(v, r, line, (size_t)(nl - line), first, job)) continue;
         if (first)
-            st = RK_FAIL(RK_E_USAGE,
-                         "%s: journal of another job: give the same model, data and options, choose "
-                         "another --output, or run without --resume", path);
+            st =
+                RK_FAIL(RK_E_USAGE,
+                        "%s: journal of another job: give the same model, data and options, choose "
+                        "another --output, or run without --resume",
+                        path);
         break; /* a torn tail */
     }
     rk_mem_free(text);
@@ -131,8 +138,8 @@ static void remove_parts(const rk_eval *v, int from) {
     }
 }
 
-/* The replica's journal, written anew with what is known of its share, so that a torn tail and other
- * numbers of replicas are gone; the old one stays until the new one is whole. */
+/* The replica's journal, written anew with what is known of its share, so that a torn tail and
+ * other numbers of replicas are gone; the old one stays until the new one is whole. */
 static rk_status open_part(rk_eval *v, records *r, uint64_t job) {
     char     hex[17], final[PATH_LEN];
     rk_json *head = rk_json_object();
@@ -165,7 +172,8 @@ static rk_status find_task(rk_eval *v) {
         snprintf(names + n, sizeof names - n, "%s%s", n ? ", " : "", tasks[i]->name);
     }
     if (v->task) return RK_OK;
-    return RK_FAIL(RK_E_USAGE, "eval %.40s: unknown task; there are %s", v->c->o->positional, names);
+    return RK_FAIL(RK_E_USAGE, "eval %.40s: unknown task; there are %s", v->c->o->positional,
+                   names);
 }
 
 static rk_status check_replicas(const rk_eval *v) {
@@ -197,8 +205,8 @@ static rk_status prepare(rk_eval *v) {
     RK_TRY(rk_sweep_observe(&v->sweep, &v->observe));
     rk_hash_init(&v->job_hash);
     RK_TRY(v->task->load(v));
-    RK_TRY(rk_mem_alloc_to((int64_t)v->n_items * v->sweep.n * rk_eval_layers(v), sizeof(int32_t), "budgets",
-                           &v->budgets));
+    RK_TRY(rk_mem_alloc_to((int64_t)v->n_items * v->sweep.n * rk_eval_layers(v), sizeof(int32_t),
+                           "budgets", &v->budgets));
     return probe_output(v);
 }
 
@@ -225,7 +233,8 @@ static uint64_t hash_job(rk_eval *v) {
     rk_hash_add(h, form, strlen(form));
     rk_hash_add(h, u, sizeof u);
     rk_hash_add(h, v->budgets,
-                (size_t)v->n_items * (size_t)v->sweep.n * (size_t)rk_eval_layers(v) * sizeof(int32_t));
+                (size_t)v->n_items * (size_t)v->sweep.n * (size_t)rk_eval_layers(v) *
+                    sizeof(int32_t));
     for (int k = 0; k < v->sweep.n; k++) {
         const rk_sweep_entry *e = &v->sweep.at[k];
         rk_hash_add(h, e->name, strlen(e->name) + 1);
@@ -337,7 +346,8 @@ static rk_status write_output(const rk_eval *v, const records *r) {
 static rk_status finish(rk_eval *v, records *r, double seconds) {
     for (int i = 0; i < v->n_items; i++)
         if (!r->at[i])
-            return RK_FAIL(RK_E_STOPPED, v->c->o->output
+            return RK_FAIL(RK_E_STOPPED,
+                           v->c->o->output
                                ? "stopped on request; finished items are saved beside %s, the same "
                                  "command with --resume goes on"
                                : "stopped on request%.0s; without --output nothing was saved",
@@ -423,8 +433,9 @@ static rk_status run(rk_eval *v, records *r) {
     const volatile int *stop = rk_cli_catch_signals();
     RK_TRY(rk_cli_phase(c, prepare(v)));
     RK_TRY(rk_cli_phase(c, split_budgets(v)));
-    RK_TRY(rk_comm_bcast(c->world, v->budgets,
-                         (int64_t)v->n_items * v->sweep.n * rk_eval_layers(v) * (int64_t)sizeof(int32_t), 0));
+    RK_TRY(rk_comm_bcast(
+        c->world, v->budgets,
+        (int64_t)v->n_items * v->sweep.n * rk_eval_layers(v) * (int64_t)sizeof(int32_t), 0));
     if (c->o->dry_run) return rk_cli_phase(c, c->leader ? dry_run(v) : RK_OK);
     if (c->leader) rk_cli_log_settings(c->o);
     RK_TRY(rk_comm_split(c->world, v->index, &v->replica));

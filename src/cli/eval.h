@@ -2,8 +2,9 @@
  *
  * A task says what its items are, how one is run by the leader of a replica, and what all records
  * together mean. A record is a JSON object; it is kept in memory and, with --output, in a journal
- * beside it (FILE.part.<replica>, one line a record) until the run is complete, so that a job killed
- * at any moment goes on with --resume. Records depend on nothing but the item and the options. */
+ * beside it (FILE.part.<replica>, one line a record) until the run is complete, so that a job
+ * killed at any moment goes on with --resume. Records depend on nothing but the item and the
+ * options. */
 #pragma once
 #include "base/hash.h"
 #include "cli/sweep.h"
@@ -13,7 +14,8 @@ typedef struct rk_eval rk_eval;
 
 typedef struct rk_eval_task {
     const char *name;
-    /* Every rank alike: make the items, set the sizes below, add to job_hash what records depend on. */
+    /* Every rank alike: make the items, set the sizes below, add to job_hash what records depend
+     * on. */
     rk_status (*load)(rk_eval *v);
     /* Leader of a replica, sequences free before and after. record is an empty object to fill. */
     rk_status (*run)(rk_eval *v, int item, rk_json *record);
@@ -33,14 +35,14 @@ struct rk_eval {
     int                 n_stages, index; /* P; which replica this rank is of */
 
     /* set by load */
-    int     n_items;
-    int64_t max_prompt, max_new, max_response; /* of the engine; max_response 0: no measurement */
-    int     max_forks;                         /* sequences alive beside the prompt's own */
-    int64_t *item_tokens;                      /* [n_items] prompt lengths; from rk_mem */
+    int      n_items;
+    int64_t  max_prompt, max_new, max_response; /* of the engine; max_response 0: no measurement */
+    int      max_forks;                         /* sequences alive beside the prompt's own */
+    int64_t *item_tokens;                       /* [n_items] prompt lengths; from rk_mem */
     rk_hash_state job_hash;
-    void   *data; /* the task's */
+    void         *data; /* the task's */
 
-    int32_t *budgets; /* [n_items][n configurations][L], by world rank 0, on all ranks */
+    int32_t       *budgets; /* [n_items][n configurations][L], by world rank 0, on all ranks */
     rk_observation observe;
 };
 

@@ -1,8 +1,8 @@
 /* eval_damage.c - eval damage: each layer cut alone by the real policy, at several levels.
  *
- * One prefill per document; a variant per layer and level, and one fork per level in which all layers
- * are cut alike. What is asked: does a layer's sensitivity, or its depth, say how much it suffers; and
- * do the single damages add up to the joint one. */
+ * One prefill per document; a variant per layer and level, and one fork per level in which all
+ * layers are cut alike. What is asked: does a layer's sensitivity, or its depth, say how much it
+ * suffers; and do the single damages add up to the joint one. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,12 +15,15 @@
 
 enum { RESAMPLES = 2000 };
 
-static const rk_calibration *documents(const rk_eval *v) { return v->data; }
+static const rk_calibration *documents(const rk_eval *v) {
+    return v->data;
+}
 
 static rk_status load(rk_eval *v) {
     const rk_options *o = v->c->o;
     if (v->sweep.n != 1)
-        return RK_FAIL(RK_E_USAGE, "--sweep: eval damage takes one policy; give its options themselves");
+        return RK_FAIL(RK_E_USAGE,
+                       "--sweep: eval damage takes one policy; give its options themselves");
     RK_TRY(rk_mem_alloc_to(1, sizeof(rk_calibration), "documents", &v->data));
     v->max_forks = o->levels.n;
     /* The policy is asked for though nothing says how much is kept: the levels do. */
@@ -66,9 +69,10 @@ static rk_status run(rk_eval *v, int item, rk_json *record) {
     for (int k = 0; k < K; k++) var[n++] = (rk_variant){.kind = RK_VARIANT_SEQUENCE, .seq = 1 + k};
     for (int l = 0; l < L; l++)
         for (int k = 0; k < K; k++)
-            var[n++] = (rk_variant){.kind = RK_VARIANT_COMPRESS, .layer = l, .budget = budget_at(v, s->n_prompt, k)};
-    RK_TRY_OUT(st, rk_engine_measure(v->e, 0, s->tokens + s->n_prompt, (int)s->n_response, v->c->o->seed, var,
-                                     n, m, NULL, NULL));
+            var[n++] = (rk_variant){
+                .kind = RK_VARIANT_COMPRESS, .layer = l, .budget = budget_at(v, s->n_prompt, k)};
+    RK_TRY_OUT(st, rk_engine_measure(v->e, 0, s->tokens + s->n_prompt, (int)s->n_response,
+                                     v->c->o->seed, var, n, m, NULL, NULL));
     for (int k = 0; k < K; k++) {
         rk_json *row = rk_json_array();
         for (int l = 0; l < L; l++) rk_json_add_num(row, m[K + l * K + k].kl);
@@ -85,11 +89,11 @@ out:
 /* ---- the report ---- */
 
 typedef struct level {
-    double *damage;                /* [N][L] */
-    double *mean;                  /* [L] */
-    double  joint, sum;            /* means over documents */
-    double  rho_s, rho_s_ci[2];    /* with sensitivity; NaN: no file */
-    double  rho_d, rho_d_ci[2];    /* with depth */
+    double *damage;             /* [N][L] */
+    double *mean;               /* [L] */
+    double  joint, sum;         /* means over documents */
+    double  rho_s, rho_s_ci[2]; /* with sensitivity; NaN: no file */
+    double  rho_d, rho_d_ci[2]; /* with depth */
 } level;
 
 static rk_status correlate(const rk_eval *v, const double *sensitivity, level *x) {
@@ -98,15 +102,18 @@ static rk_status correlate(const rk_eval *v, const double *sensitivity, level *x
     uint64_t seed = v->c->o->seed;
     RK_TRY(rk_mem_alloc_to(L, sizeof(double), "depths", &depth));
     for (int l = 0; l < L; l++) depth[l] = l;
-    rk_status st = rk_spearman_bootstrap(x->damage, N, depth, L, RESAMPLES, seed, &x->rho_d, x->rho_d_ci);
+    rk_status st =
+        rk_spearman_bootstrap(x->damage, N, depth, L, RESAMPLES, seed, &x->rho_d, x->rho_d_ci);
     x->rho_s = x->rho_s_ci[0] = x->rho_s_ci[1] = NAN;
     if (st == RK_OK && sensitivity)
-        st = rk_spearman_bootstrap(x->damage, N, sensitivity, L, RESAMPLES, seed, &x->rho_s, x->rho_s_ci);
+        st = rk_spearman_bootstrap(x->damage, N, sensitivity, L, RESAMPLES, seed, &x->rho_s,
+                                   x->rho_s_ci);
     rk_mem_free(depth);
     return st;
 }
 
-static rk_status fill(const rk_eval *v, rk_json *const *records, const double *sensitivity, int k, level *x) {
+static rk_status fill(const rk_eval *v, rk_json *const *records, const double *sensitivity, int k,
+                      level *x) {
     int N = v->n_items, L = rk_eval_layers(v);
     RK_TRY(rk_mem_alloc_to((int64_t)N * L, sizeof(double), "damages", &x->damage));
     RK_TRY(rk_mem_alloc_to(L, sizeof(double), "damages", &x->mean));
@@ -124,7 +131,8 @@ static rk_status fill(const rk_eval *v, rk_json *const *records, const double *s
 }
 
 /* Mean over the levels, as one more level. */
-static rk_status fill_mean(const rk_eval *v, const double *sensitivity, const level *at, int K, level *x) {
+static rk_status fill_mean(const rk_eval *v, const double *sensitivity, const level *at, int K,
+                           level *x) {
     int N = v->n_items, L = rk_eval_layers(v);
     RK_TRY(rk_mem_alloc_to((int64_t)N * L, sizeof(double), "damages", &x->damage));
     RK_TRY(rk_mem_alloc_to(L, sizeof(double), "damages", &x->mean));
@@ -168,8 +176,8 @@ static void show_json(const rk_eval *v, const level *x, rk_json *out) {
 
 static void show_table(const rk_eval *v, const level *x, const double *sensitivity) {
     int K = v->max_forks, L = rk_eval_layers(v);
-    printf("%d documents, %lld + %lld tokens; KL in nats per token with one layer cut alone\nlayer", v->n_items,
-           (long long)v->c->o->context, (long long)v->c->o->response);
+    printf("%d documents, %lld + %lld tokens; KL in nats per token with one layer cut alone\nlayer",
+           v->n_items, (long long)v->c->o->context, (long long)v->c->o->response);
     for (int k = 0; k < K; k++) printf("  kept %4.3g%%", 100 * v->c->o->levels.v[k]);
     printf("%s\n", sensitivity ? "  sensitivity" : "");
     for (int l = 0; l < L; l++) {
@@ -184,9 +192,9 @@ static void show_table(const rk_eval *v, const level *x, const double *sensitivi
         char name[24];
         snprintf(name, sizeof name, "mean");
         if (k < K) snprintf(name, sizeof name, "%.3g %%", 100 * v->c->o->levels.v[k]);
-        printf("%-12s %10.4f %10.4f  %5.2f [%5.2f, %5.2f]%10s  %5.2f [%5.2f, %5.2f]\n", name, x[k].sum,
-               x[k].joint, x[k].rho_s, x[k].rho_s_ci[0], x[k].rho_s_ci[1], "", x[k].rho_d, x[k].rho_d_ci[0],
-               x[k].rho_d_ci[1]);
+        printf("%-12s %10.4f %10.4f  %5.2f [%5.2f, %5.2f]%10s  %5.2f [%5.2f, %5.2f]\n", name,
+               x[k].sum, x[k].joint, x[k].rho_s, x[k].rho_s_ci[0], x[k].rho_s_ci[1], "", x[k].rho_d,
+               x[k].rho_d_ci[0], x[k].rho_d_ci[1]);
     }
 }
 

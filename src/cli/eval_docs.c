@@ -1,7 +1,7 @@
 /* eval_docs.c - eval fidelity and perplexity: documents whose response is read under cut caches.
  *
- * A document's prompt is prefilled once; every configuration is a fork of it; the response's rows run
- * over the whole cache (the reference) and over each fork as one batch of measurement rows. */
+ * A document's prompt is prefilled once; every configuration is a fork of it; the response's rows
+ * run over the whole cache (the reference) and over each fork as one batch of measurement rows. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,11 +16,13 @@ rk_status rk_eval_load_documents(rk_eval *v, rk_calibration *out) {
     const rk_options *o = v->c->o;
     const rk_config  *m = rk_weights_config(v->w);
     if (o->context + o->response > m->max_positions)
-        return RK_FAIL(RK_E_USAGE,
-                       "--context %lld and --response %lld do not fit in the model's context of %lld "
-                       "tokens", (long long)o->context, (long long)o->response,
-                       (long long)m->max_positions);
-    RK_TRY(rk_calibration_load(o->input, v->tokenizer, o->context, o->response, (int)o->samples, out));
+        return RK_FAIL(
+            RK_E_USAGE,
+            "--context %lld and --response %lld do not fit in the model's context of %lld "
+            "tokens",
+            (long long)o->context, (long long)o->response, (long long)m->max_positions);
+    RK_TRY(
+        rk_calibration_load(o->input, v->tokenizer, o->context, o->response, (int)o->samples, out));
     v->n_items = out->n_samples;
     v->max_response = o->response;
     RK_TRY(rk_mem_alloc_to(v->n_items, sizeof(int64_t), "prompt lengths", &v->item_tokens));
@@ -49,21 +51,21 @@ void rk_eval_unload_documents(rk_eval *v) {
 }
 
 /* Forks for configurations [at, at + n) of a prefilled item, measured and freed. */
-static rk_status measure_wave(rk_eval *v, int item, int at, int n, rk_measured *out, rk_measured *ref,
-                              int64_t *kept, int64_t *bytes) {
+static rk_status measure_wave(rk_eval *v, int item, int at, int n, rk_measured *out,
+                              rk_measured *ref, int64_t *kept, int64_t *bytes) {
     const rk_sample *s = &((const rk_calibration *)v->data)->samples[item];
     rk_variant       var[MOST_FORKS];
     int32_t          stored[4096];
     RK_ASSERT(rk_eval_layers(v) <= 4096);
     for (int i = 0; i < n; i++) {
-        RK_TRY(rk_engine_fork(v->e, 0, 1 + i, &v->sweep.at[at + i].select, rk_eval_budget(v, item, at + i), 0,
-                              stored, &bytes[i]));
+        RK_TRY(rk_engine_fork(v->e, 0, 1 + i, &v->sweep.at[at + i].select,
+                              rk_eval_budget(v, item, at + i), 0, stored, &bytes[i]));
         kept[i] = 0;
         for (int l = 0; l < rk_eval_layers(v); l++) kept[i] += stored[l];
         var[i] = (rk_variant){.kind = RK_VARIANT_SEQUENCE, .seq = 1 + i};
     }
-    RK_TRY(rk_engine_measure(v->e, 0, s->tokens + s->n_prompt, (int)s->n_response, v->c->o->seed, var, n,
-                             out, ref, NULL));
+    RK_TRY(rk_engine_measure(v->e, 0, s->tokens + s->n_prompt, (int)s->n_response, v->c->o->seed,
+                             var, n, out, ref, NULL));
     for (int i = 0; i < n; i++) RK_TRY(rk_engine_free(v->e, 1 + i));
     return RK_OK;
 }
@@ -108,7 +110,8 @@ typedef struct summary {
     double p;     /* one-sided sign test of that */
 } summary;
 
-static summary sum_up(const rk_eval *v, rk_json *const *records, int config, double *x, double *ratio) {
+static summary sum_up(const rk_eval *v, rk_json *const *records, int config, double *x,
+                      double *ratio) {
     summary s = {0};
     int     n = v->n_items, ties = 0;
     for (int i = 0; i < n; i++) {
@@ -119,7 +122,8 @@ static summary sum_up(const rk_eval *v, rk_json *const *records, int config, dou
         ties += x[i] == first;
         s.agreement += value(records[i], "agreement", config);
         s.nll += value(records[i], "nll", config);
-        s.kept += value(records[i], "kept", config) / ((double)v->item_tokens[i] * rk_eval_layers(v));
+        s.kept +=
+            value(records[i], "kept", config) / ((double)v->item_tokens[i] * rk_eval_layers(v));
         s.bytes += value(records[i], "bytes", config);
     }
     s.agreement /= n, s.nll /= n, s.kept /= n, s.bytes /= n;
@@ -130,7 +134,8 @@ static summary sum_up(const rk_eval *v, rk_json *const *records, int config, dou
     return s;
 }
 
-static rk_json *configuration_json(const rk_eval *v, const summary *s, const rk_select_params *p, int k) {
+static rk_json *configuration_json(const rk_eval *v, const summary *s, const rk_select_params *p,
+                                   int k) {
     rk_json *o = rk_json_object();
     rk_json_set_str(o, "name", v->sweep.at[k].name);
     rk_json_set_str(o, "policy", rk_policy_name(p->policy));
@@ -158,7 +163,8 @@ static void show_json(const rk_eval *v, rk_json *const *records, const summary *
         rk_json_set_num(d, "kl", value(records[i], "kl", 0));
         rk_json_set_num(d, "agreement", value(records[i], "agreement", 0));
         rk_json_set_num(d, "nll", value(records[i], "nll", 0));
-        rk_json_set_num(d, "reference_nll", rk_json_num(rk_json_get(records[i], "reference_nll"), NAN));
+        rk_json_set_num(d, "reference_nll",
+                        rk_json_num(rk_json_get(records[i], "reference_nll"), NAN));
         for (int k = 0; k < v->sweep.n; k++) rk_json_add_num(kl, value(records[i], "kl", k));
         rk_json_set(d, "kl_of_each", kl);
         rk_json_add(docs, d);
@@ -172,15 +178,16 @@ static void show_json(const rk_eval *v, rk_json *const *records, const summary *
 }
 
 static void show_table(const rk_eval *v, const summary *s, double reference) {
-    printf("%d documents, %lld + %lld tokens; KL to the full cache in nats per token; the last three "
-           "columns beside the first configuration\n", v->n_items, (long long)v->c->o->context,
-           (long long)v->c->o->response);
-    printf("%-24s %6s %10s %10s %10s %11s %7s %6s %9s\n", "configuration", "kept", "KL", "+-", "agreement",
-           "perplexity", "median", "won", "p");
+    printf(
+        "%d documents, %lld + %lld tokens; KL to the full cache in nats per token; the last three "
+        "columns beside the first configuration\n",
+        v->n_items, (long long)v->c->o->context, (long long)v->c->o->response);
+    printf("%-24s %6s %10s %10s %10s %11s %7s %6s %9s\n", "configuration", "kept", "KL", "+-",
+           "agreement", "perplexity", "median", "won", "p");
     for (int k = 0; k < v->sweep.n; k++)
-        printf("%-24s %5.1f%% %10.5f %10.5f %9.1f%% %11.4f %7.3f %3d/%-3d %8.2g\n", v->sweep.at[k].name,
-               100 * s[k].kept, s[k].kl, s[k].kl_stderr, 100 * s[k].agreement, exp(s[k].nll), s[k].ratio,
-               s[k].won, v->n_items, s[k].p);
+        printf("%-24s %5.1f%% %10.5f %10.5f %9.1f%% %11.4f %7.3f %3d/%-3d %8.2g\n",
+               v->sweep.at[k].name, 100 * s[k].kept, s[k].kl, s[k].kl_stderr, 100 * s[k].agreement,
+               exp(s[k].nll), s[k].ratio, s[k].won, v->n_items, s[k].p);
     printf("%-24s %5.1f%% %10.5f %10s %9.1f%% %11.4f\n", "full cache", 100.0, 0.0, "", 100.0,
            exp(reference));
 }

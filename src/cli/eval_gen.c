@@ -19,12 +19,15 @@ rk_status rk_eval_take_prompts(rk_eval *v, const rk_eval_prompt *p, int n, const
     RK_TRY(rk_mem_alloc_to(n, sizeof(int64_t), "prompt lengths", &v->item_tokens));
     for (int i = 0; i < n; i++) {
         if (p[i].n + p[i].max_new > m->max_positions)
-            return RK_FAIL(RK_E_INPUT, "%s %d: %lld tokens and %lld new ones do not fit in the model's context of "
-                           "%lld", what, i, (long long)p[i].n, (long long)p[i].max_new, (long long)m->max_positions);
+            return RK_FAIL(
+                RK_E_INPUT,
+                "%s %d: %lld tokens and %lld new ones do not fit in the model's context of "
+                "%lld",
+                what, i, (long long)p[i].n, (long long)p[i].max_new, (long long)m->max_positions);
         for (int64_t k = 0; k < p[i].n; k++)
             if (p[i].tokens[k] >= m->n_vocab)
-                return RK_FAIL(RK_E_INPUT, "%s: its tokenizer gives id %d, the model has %d rows", v->c->o->model,
-                               p[i].tokens[k], m->n_vocab);
+                return RK_FAIL(RK_E_INPUT, "%s: its tokenizer gives id %d, the model has %d rows",
+                               v->c->o->model, p[i].tokens[k], m->n_vocab);
         v->item_tokens[i] = p[i].n;
         if (p[i].n > v->max_prompt) v->max_prompt = p[i].n;
         if (p[i].max_new > v->max_new) v->max_new = p[i].max_new;
@@ -47,7 +50,8 @@ static rk_status add_prediction(const rk_eval *v, const rk_completion *c, rk_jso
 }
 
 static rk_status keep(const rk_eval *v, const rk_completion *done, rk_json *record) {
-    rk_json *text = rk_json_array(), *fresh = rk_json_array(), *kept = rk_json_array(), *bytes = rk_json_array();
+    rk_json *text = rk_json_array(), *fresh = rk_json_array(), *kept = rk_json_array(),
+            *bytes = rk_json_array();
     rk_json_set(record, "predictions", text);
     rk_json_set(record, "new_tokens", fresh);
     rk_json_set(record, "kept", kept);
@@ -66,8 +70,12 @@ static rk_status keep(const rk_eval *v, const rk_completion *done, rk_json *reco
 rk_status rk_eval_answer(rk_eval *v, int item, const rk_eval_prompt *p, rk_json *record) {
     int              size = rk_tokenizer_size(v->tokenizer), V = rk_weights_config(v->w)->n_vocab;
     rk_batch_options b = {.n_usable = size < V ? size : V};
-    rk_request       q = {.tokens = p->tokens, .n_tokens = p->n, .max_new = p->max_new, .stop = p->stop,
-                          .n_stop = p->n_stop, .sampler = {.top_p = 1, .seed = v->c->o->seed}};
+    rk_request       q = {.tokens = p->tokens,
+                          .n_tokens = p->n,
+                          .max_new = p->max_new,
+                          .stop = p->stop,
+                          .n_stop = p->n_stop,
+                          .sampler = {.top_p = 1, .seed = v->c->o->seed}};
     rk_cut          *cut = NULL;
     rk_completion   *done = NULL;
     rk_status        st;

@@ -1,5 +1,5 @@
-/* eval_longbench.c - eval longbench: a user's LongBench v1 checkout and data, answered greedily under
- * every configuration and scored as eval.py does. */
+/* eval_longbench.c - eval longbench: a user's LongBench v1 checkout and data, answered greedily
+ * under every configuration and scored as eval.py does. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <math.h>
@@ -12,8 +12,10 @@
 #include "cli/eval_gen.h"
 #include "eval/longbench.h"
 
-enum { MARGIN = 692 }; /* of the context for template and answer where --max-prompt is not given: what
-                          model2maxlen.json leaves of 8192 (7500) */
+enum {
+    MARGIN = 692
+}; /* of the context for template and answer where --max-prompt is not given: what
+      model2maxlen.json leaves of 8192 (7500) */
 
 typedef struct item {
     int  dataset, sample; /* dataset: in `used` */
@@ -48,12 +50,15 @@ static rk_status pick_datasets(const rk_options *o, bench *b) {
     return RK_OK;
 }
 
-static rk_status encode(rk_eval *v, bench *b, const rk_lb_dataset *d, const char *text, size_t n, rk_eval_prompt *p) {
+static rk_status encode(rk_eval *v, bench *b, const rk_lb_dataset *d, const char *text, size_t n,
+                        rk_eval_prompt *p) {
     rk_message   m = {.role = "user", .content = text, .n = n};
     rk_text_part part = {text, n, false};
-    if (!d->chat || !v->c->o->chat) return rk_tokenizer_encode(v->tokenizer, &part, 1, true, &p->tokens, &p->n);
+    if (!d->chat || !v->c->o->chat)
+        return rk_tokenizer_encode(v->tokenizer, &part, 1, true, &p->tokens, &p->n);
     if (!b->chat)
-        RK_TRY(rk_chat_open(rk_weights_chat_template(v->w), v->c->o->chat_template, v->tokenizer, &b->chat));
+        RK_TRY(rk_chat_open(rk_weights_chat_template(v->w), v->c->o->chat_template, v->tokenizer,
+                            &b->chat));
     return rk_chat_encode(b->chat, &m, 1, &p->tokens, &p->n);
 }
 
@@ -72,11 +77,12 @@ static rk_status add_newline(const rk_eval *v, const rk_lb_dataset *d, rk_eval_p
 static rk_status add_item(rk_eval *v, bench *b, int dataset, int sample) {
     const rk_options    *o = v->c->o;
     const rk_lb_dataset *d = b->used[dataset];
-    int64_t context = rk_weights_config(v->w)->max_positions, most = o->max_prompt ? o->max_prompt : context - MARGIN;
-    rk_eval_prompt       p = {.max_new = rk_longbench_max_new(b->bench, d)};
-    char                *text = NULL;
-    size_t               n = 0;
-    rk_status            st;
+    int64_t              context = rk_weights_config(v->w)->max_positions,
+            most = o->max_prompt ? o->max_prompt : context - MARGIN;
+    rk_eval_prompt p = {.max_new = rk_longbench_max_new(b->bench, d)};
+    char          *text = NULL;
+    size_t         n = 0;
+    rk_status      st;
     if (b->n == b->cap) {
         void *x = b->items, *y = b->prompts;
         int   cap = b->cap ? 2 * b->cap : 64;
@@ -88,9 +94,11 @@ static rk_status add_item(rk_eval *v, bench *b, int dataset, int sample) {
     }
     item *it = &b->items[b->n];
     *it = (item){.dataset = dataset, .sample = sample};
-    if (most < 2) return RK_FAIL(RK_E_USAGE, "--max-prompt: a context of %lld tokens leaves none", (long long)context);
-    RK_TRY_OUT(st, rk_longbench_prompt(b->bench, d->name, &b->samples[dataset].at[sample], v->tokenizer, most,
-                                       o->cleanup, &text, &n, &it->truncated));
+    if (most < 2)
+        return RK_FAIL(RK_E_USAGE, "--max-prompt: a context of %lld tokens leaves none",
+                       (long long)context);
+    RK_TRY_OUT(st, rk_longbench_prompt(b->bench, d->name, &b->samples[dataset].at[sample],
+                                       v->tokenizer, most, o->cleanup, &text, &n, &it->truncated));
     RK_TRY_OUT(st, encode(v, b, d, text, n, &p));
     rk_eval_add_stops(v, d->chat && o->chat ? b->chat : NULL, &p);
     b->prompts[b->n++] = p;
@@ -108,7 +116,8 @@ static rk_status load(rk_eval *v) {
     RK_TRY(pick_datasets(o, b));
     RK_TRY(rk_longbench_open(o->longbench, &b->bench));
     for (int k = 0; k < b->n_used; k++) {
-        RK_TRY(rk_longbench_load(o->data, b->used[k], o->longbench_e, (int)o->samples, &b->samples[k]));
+        RK_TRY(rk_longbench_load(o->data, b->used[k], o->longbench_e, (int)o->samples,
+                                 &b->samples[k]));
         for (int i = 0; i < b->samples[k].n; i++) RK_TRY(add_item(v, b, k, i));
     }
     return rk_eval_take_prompts(v, b->prompts, b->n, "sample");
@@ -138,13 +147,14 @@ static rk_status run(rk_eval *v, int i, rk_json *record) {
 /* ---- scores ---- */
 
 static rk_str prediction_of(const rk_json *record, int config) {
-    const rk_json *t = rk_json_get(rk_json_at(rk_json_get(record, "predictions"), (size_t)config), "text");
+    const rk_json *t =
+        rk_json_get(rk_json_at(rk_json_get(record, "predictions"), (size_t)config), "text");
     return (rk_str){rk_json_str(t, ""), rk_json_str_len(t)};
 }
 
 /* A dataset's score under a configuration; NaN where its metric wants a dictionary of words. */
-static rk_status score_dataset(const rk_eval *v, rk_json *const *records, int dataset, int config, rk_similarity s,
-                               double *all, double *out) {
+static rk_status score_dataset(const rk_eval *v, rk_json *const *records, int dataset, int config,
+                               rk_similarity s, double *all, double *out) {
     const bench *b = v->data;
     int          n = 0;
     rk_metric    m = b->used[dataset]->metric;
@@ -164,12 +174,14 @@ static rk_status write_predictions(const rk_eval *v, rk_json *const *records) {
     char         path[4096];
     for (int k = 0; v->c->o->predictions && k < v->sweep.n; k++) {
         snprintf(path, sizeof path, "%.3000s", v->c->o->predictions);
-        if (mkdir(path, 0777) != 0 && errno != EEXIST) return RK_FAIL(RK_E_OUTPUT, "%s: cannot make: %m", path);
+        if (mkdir(path, 0777) != 0 && errno != EEXIST)
+            return RK_FAIL(RK_E_OUTPUT, "%s: cannot make: %m", path);
         snprintf(path, sizeof path, "%.3000s/%.200s", v->c->o->predictions, v->sweep.at[k].name);
-        if (mkdir(path, 0777) != 0 && errno != EEXIST) return RK_FAIL(RK_E_OUTPUT, "%s: cannot make: %m", path);
+        if (mkdir(path, 0777) != 0 && errno != EEXIST)
+            return RK_FAIL(RK_E_OUTPUT, "%s: cannot make: %m", path);
         for (int d = 0; d < b->n_used; d++) {
-            snprintf(path, sizeof path, "%.3000s/%.200s/%s%s.jsonl", v->c->o->predictions, v->sweep.at[k].name,
-                     b->used[d]->name, v->c->o->longbench_e ? "_e" : "");
+            snprintf(path, sizeof path, "%.3000s/%.200s/%s%s.jsonl", v->c->o->predictions,
+                     v->sweep.at[k].name, b->used[d]->name, v->c->o->longbench_e ? "_e" : "");
             FILE *f = fopen(path, "we");
             if (!f) return RK_FAIL(RK_E_OUTPUT, "%s: cannot write: %m", path);
             bool ok = true;
@@ -177,7 +189,7 @@ static rk_status write_predictions(const rk_eval *v, rk_json *const *records) {
                 if (b->items[i].dataset != d) continue;
                 const rk_lb_sample *x = &b->samples[d].at[b->items[i].sample];
                 rk_str              p = prediction_of(records[i], k);
-                rk_json            *o = rk_json_object(), *list = rk_json_array(), *classes = rk_json_array();
+                rk_json *o = rk_json_object(), *list = rk_json_array(), *classes = rk_json_array();
                 rk_json_set_strn(o, "pred", p.s, p.n);
                 for (int a = 0; a < x->n_answers; a++) rk_json_add_str(list, x->answers[a].s);
                 for (int a = 0; a < x->n_classes; a++) rk_json_add_str(classes, x->classes[a].s);
@@ -227,14 +239,16 @@ static void show_json(const rk_eval *v, const scores *s, rk_json *out) {
     const bench *b = v->data;
     rk_json     *configs = rk_json_array(), *sets = rk_json_array();
     for (int k = 0; k < v->sweep.n; k++) {
-        const double *row = s->of + (int64_t)k * rk_lb_n_datasets, *indel = s->indel + (int64_t)k * rk_lb_n_datasets;
-        rk_json      *o = rk_json_object(), *by = rk_json_object(), *by_indel = rk_json_object();
-        double        papers, categories;
+        const double *row = s->of + (int64_t)k * rk_lb_n_datasets,
+                     *indel = s->indel + (int64_t)k * rk_lb_n_datasets;
+        rk_json *o = rk_json_object(), *by = rk_json_object(), *by_indel = rk_json_object();
+        double   papers, categories;
         rk_longbench_average(row, &papers, &categories);
         for (int d = 0; d < b->n_used; d++) {
             int64_t at = b->used[d] - rk_lb_datasets;
             rk_json_set_num(by, b->used[d]->name, row[at]);
-            if (b->used[d]->metric == RK_METRIC_CODE_SIM) rk_json_set_num(by_indel, b->used[d]->name, indel[at]);
+            if (b->used[d]->metric == RK_METRIC_CODE_SIM)
+                rk_json_set_num(by_indel, b->used[d]->name, indel[at]);
         }
         rk_json_set_str(o, "name", v->sweep.at[k].name);
         rk_json_set(o, "scores", by);
@@ -262,8 +276,8 @@ static void show_table(const rk_eval *v, const scores *s) {
     printf("\n");
     for (int d = 0; d < b->n_used; d++) {
         int64_t at = b->used[d] - rk_lb_datasets;
-        printf("%-20s %-14s %8d %9d", b->used[d]->name, rk_metric_name(b->used[d]->metric), b->samples[d].n,
-               count_truncated(b, d));
+        printf("%-20s %-14s %8d %9d", b->used[d]->name, rk_metric_name(b->used[d]->metric),
+               b->samples[d].n, count_truncated(b, d));
         for (int k = 0; k < v->sweep.n; k++) {
             double x = s->of[(int64_t)k * rk_lb_n_datasets + at];
             if (isnan(x))
@@ -283,7 +297,8 @@ static void show_table(const rk_eval *v, const scores *s) {
         }
         printf("\n");
     }
-    printf("mean of datasets: of those that papers average (16 when all are run); mean of categories: LongBench's "
+    printf("mean of datasets: of those that papers average (16 when all are run); mean of "
+           "categories: LongBench's "
            "own\n");
 }
 
@@ -293,7 +308,8 @@ static rk_status report(rk_eval *v, rk_json *const *records, rk_json *out) {
     rk_status    st;
     for (int d = 0; d < b->n_used; d++)
         if (count_truncated(b, d))
-            RK_LOG(RK_LOG_WARN, "eval", "%s: %d of %d prompts were cut in the middle: what the answer needs may be gone",
+            RK_LOG(RK_LOG_WARN, "eval",
+                   "%s: %d of %d prompts were cut in the middle: what the answer needs may be gone",
                    b->used[d]->name, count_truncated(b, d), b->samples[d].n);
     RK_TRY_OUT(st, write_predictions(v, records));
     RK_TRY_OUT(st, score_all(v, records, &s));

@@ -1,5 +1,5 @@
-/* eval_synth.c - eval ruler and eval needle: tasks that the program builds from --seed, answered greedily
- * under every configuration. */
+/* eval_synth.c - eval ruler and eval needle: tasks that the program builds from --seed, answered
+ * greedily under every configuration. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -35,11 +35,14 @@ static rk_status pick_tasks(const rk_options *o, tasks *t) {
     for (char *name = list, *next; name; name = next) {
         next = strchr(name, ',');
         if (next) *next++ = 0;
-        rk_synth x;
+        rk_synth  x;
         rk_status st = rk_synth_parse(name, &x);
         if (st != RK_OK || x == RK_SYNTH_NEEDLE)
-            return RK_FAIL(RK_E_USAGE, "--tasks: %.40s is no task of RULER: there are niah_single_1 to _3, "
-                           "niah_multikey_1 to _3, niah_multivalue, niah_multiquery, vt, cwe and fwe", name);
+            return RK_FAIL(
+                RK_E_USAGE,
+                "--tasks: %.40s is no task of RULER: there are niah_single_1 to _3, "
+                "niah_multikey_1 to _3, niah_multivalue, niah_multiquery, vt, cwe and fwe",
+                name);
         for (int i = 0; i < t->n_used; i++)
             if (t->used[i] == x) return RK_FAIL(RK_E_USAGE, "--tasks: %s is named twice", name);
         t->used[t->n_used++] = x;
@@ -58,7 +61,8 @@ static rk_status encode(rk_eval *v, tasks *t, const rk_synth_sample *s, rk_eval_
     rk_text_part part = {s->text, s->n, true};
     if (!v->c->o->chat) return rk_tokenizer_encode(v->tokenizer, &part, 1, true, &p->tokens, &p->n);
     if (!t->chat)
-        RK_TRY(rk_chat_open(rk_weights_chat_template(v->w), v->c->o->chat_template, v->tokenizer, &t->chat));
+        RK_TRY(rk_chat_open(rk_weights_chat_template(v->w), v->c->o->chat_template, v->tokenizer,
+                            &t->chat));
     return rk_chat_encode(t->chat, &m, 1, &p->tokens, &p->n);
 }
 
@@ -69,10 +73,12 @@ static rk_status drop_long(const rk_eval *v, tasks *t) {
     if (strcmp(o->positional, "ruler") != 0 || strcmp(o->tasks, "all") != 0) return RK_OK;
     for (int i = 0; i < t->n_used; i++) {
         rk_synth_sample s = {0};
-        rk_status       st = rk_synth_make(t->used[i], v->tokenizer, o->context, o->seed, 0, -1, t->haystack, &s);
+        rk_status       st =
+            rk_synth_make(t->used[i], v->tokenizer, o->context, o->seed, 0, -1, t->haystack, &s);
         rk_synth_free(&s);
         if (st == RK_E_USAGE) {
-            if (v->c->leader) RK_LOG(RK_LOG_WARN, "eval", "%s; it is left out", rk_err_last()->text);
+            if (v->c->leader)
+                RK_LOG(RK_LOG_WARN, "eval", "%s; it is left out", rk_err_last()->text);
             rk_err_clear();
             continue;
         }
@@ -80,7 +86,9 @@ static rk_status drop_long(const rk_eval *v, tasks *t) {
         t->used[n++] = t->used[i];
     }
     t->n_used = n;
-    return n ? RK_OK : RK_FAIL(RK_E_USAGE, "--context %lld: no task of RULER is so short", (long long)o->context);
+    return n ? RK_OK
+             : RK_FAIL(RK_E_USAGE, "--context %lld: no task of RULER is so short",
+                       (long long)o->context);
 }
 
 static rk_status load(rk_eval *v) {
@@ -101,8 +109,8 @@ static rk_status load(rk_eval *v) {
     for (; t->n < n; t->n++) {
         int             k = t->n / t->per_task, i = t->n % t->per_task;
         rk_eval_prompt *p = &t->prompts[t->n];
-        RK_TRY(rk_synth_make(t->used[k], v->tokenizer, o->context, o->seed, i, depth_of(t, k, i), t->haystack,
-                             &t->samples[t->n]));
+        RK_TRY(rk_synth_make(t->used[k], v->tokenizer, o->context, o->seed, i, depth_of(t, k, i),
+                             t->haystack, &t->samples[t->n]));
         p->max_new = rk_synth_max_new(t->used[k]);
         rk_status st = encode(v, t, &t->samples[t->n], p);
         if (st != RK_OK) {
@@ -132,19 +140,22 @@ static rk_status run(rk_eval *v, int i, rk_json *record) {
     const tasks *t = v->data;
     rk_json     *list = rk_json_array();
     rk_json_set_str(record, "task", rk_synth_name(t->used[i / t->per_task]));
-    for (int k = 0; k < t->samples[i].n_references; k++) rk_json_add_str(list, t->samples[i].reference[k]);
+    for (int k = 0; k < t->samples[i].n_references; k++)
+        rk_json_add_str(list, t->samples[i].reference[k]);
     rk_json_set(record, "references", list);
     return rk_eval_answer(v, i, &t->prompts[i], record);
 }
 
 /* Mean scores of a task under a configuration, in percent. */
-static rk_status score(const rk_eval *v, rk_json *const *records, int task, int config, double *exact, double *overlap) {
+static rk_status score(const rk_eval *v, rk_json *const *records, int task, int config,
+                       double *exact, double *overlap) {
     const tasks *t = v->data;
     *exact = *overlap = 0;
     for (int i = task * t->per_task; i < (task + 1) * t->per_task; i++) {
-        const rk_json *j = rk_json_get(rk_json_at(rk_json_get(records[i], "predictions"), (size_t)config), "text");
-        rk_str         p = {rk_json_str(j, ""), rk_json_str_len(j)};
-        double         a, b;
+        const rk_json *j =
+            rk_json_get(rk_json_at(rk_json_get(records[i], "predictions"), (size_t)config), "text");
+        rk_str p = {rk_json_str(j, ""), rk_json_str_len(j)};
+        double a, b;
         RK_TRY(rk_synth_score(&t->samples[i], p, &a));
         RK_TRY(rk_synth_overlap(&t->samples[i], p, &b));
         *exact += a;
@@ -181,8 +192,8 @@ static rk_status show_json(const rk_eval *v, rk_json *const *records, rk_json *o
 static rk_status show_table(const rk_eval *v, rk_json *const *records) {
     const tasks *t = v->data;
     double       exact, overlap;
-    printf("references found, %%; %d samples a task of at most %lld tokens, answer included\n%-18s", t->per_task,
-           (long long)v->c->o->context, "task");
+    printf("references found, %%; %d samples a task of at most %lld tokens, answer included\n%-18s",
+           t->per_task, (long long)v->c->o->context, "task");
     for (int k = 0; k < v->sweep.n; k++) printf(" %12.12s", v->sweep.at[k].name);
     printf("\n");
     for (int d = 0; d < t->n_used; d++) {
@@ -213,9 +224,12 @@ static void show_depths(const rk_eval *v, rk_json *const *records) {
     for (int i = 0; i < t->n; i++) {
         printf("%5.0f %%", 100 * depth_of(t, 0, i));
         for (int k = 0; k < v->sweep.n; k++) {
-            const rk_json *j = rk_json_get(rk_json_at(rk_json_get(records[i], "predictions"), (size_t)k), "text");
-            double         x = 0;
-            if (rk_synth_score(&t->samples[i], (rk_str){rk_json_str(j, ""), rk_json_str_len(j)}, &x) != RK_OK) x = NAN;
+            const rk_json *j =
+                rk_json_get(rk_json_at(rk_json_get(records[i], "predictions"), (size_t)k), "text");
+            double x = 0;
+            if (rk_synth_score(&t->samples[i], (rk_str){rk_json_str(j, ""), rk_json_str_len(j)},
+                               &x) != RK_OK)
+                x = NAN;
             printf(" %12s", x > 0 ? "yes" : "no");
         }
         printf("\n");

@@ -14,8 +14,7 @@ static rk_status join(const rk_cli *c, char *words, char ***argv, int *argc) {
     RK_TRY(rk_mem_alloc_to(c->argc + MOST_WORDS + 1, sizeof(char *), "sweep options", argv));
     memcpy(*argv, c->argv, (size_t)c->argc * sizeof(char *));
     for (char *w = strtok(words, " \t\r"); w; w = strtok(NULL, " \t\r")) {
-        if (n >= c->argc + MOST_WORDS)
-            return RK_FAIL(RK_E_USAGE, "more than %d words", MOST_WORDS);
+        if (n >= c->argc + MOST_WORDS) return RK_FAIL(RK_E_USAGE, "more than %d words", MOST_WORDS);
         (*argv)[n++] = w;
     }
     *argc = n;

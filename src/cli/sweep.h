@@ -9,10 +9,10 @@
 
 typedef struct rk_sweep_entry {
     char            *name;
-    rk_options       o;      /* the line's options over the command's */
+    rk_options       o; /* the line's options over the command's */
     rk_select_params select;
-    rk_cache_plan    cache;  /* after rk_sweep_open; nothing where the whole cache is kept */
-    char            *text;   /* what o's texts point into */
+    rk_cache_plan    cache; /* after rk_sweep_open; nothing where the whole cache is kept */
+    char            *text;  /* what o's texts point into */
     char           **argv;
 } rk_sweep_entry;
 

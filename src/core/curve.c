@@ -19,10 +19,13 @@ rk_status rk_curve_mean_parse(const char *name, rk_curve_mean *out) {
             *out = (rk_curve_mean)i;
             return RK_OK;
         }
-    return RK_FAIL(RK_E_USAGE, "--curve-mean %.40s: known are mean, normalised, geometric, median", name);
+    return RK_FAIL(RK_E_USAGE, "--curve-mean %.40s: known are mean, normalised, geometric, median",
+                   name);
 }
 
-const char *rk_curve_mean_name(rk_curve_mean m) { return (unsigned)m < RK_CURVE_MEANS ? names[m] : "?"; }
+const char *rk_curve_mean_name(rk_curve_mean m) {
+    return (unsigned)m < RK_CURVE_MEANS ? names[m] : "?";
+}
 
 /* ---- documents to one curve a layer ---- */
 
@@ -55,7 +58,8 @@ static rk_status average_all(const rk_curve_data *d, rk_curve_mean mean, const b
     int64_t each = (int64_t)d->n_levels * d->n_layers;
     for (int i = 0; i < d->n_documents; i++)
         if ((!use || use[i]) && complete(d, i)) list[n++] = i;
-    if (n == 0) return RK_FAIL(RK_E_INPUT, "no document has all its damages measured: profile again");
+    if (n == 0)
+        return RK_FAIL(RK_E_INPUT, "no document has all its damages measured: profile again");
     for (int64_t k = 0; k < each; k++) {
         for (int i = 0; i < n; i++) {
             const double *row = d->damage + list[i] * each;
@@ -81,7 +85,8 @@ static double below(double f1, double d1, double f2, double d2) {
 }
 
 /* Points of a layer from 0 to 1, non-increasing. Returns their number, K + 3 at most. */
-static int points_of(const rk_curve_data *d, const double *mean, int layer, double *share, double *damage) {
+static int points_of(const rk_curve_data *d, const double *mean, int layer, double *share,
+                     double *damage) {
     int n = 2, K = d->n_levels;
     for (int k = 0; k < K; k++) {
         if (d->levels[k] >= 1) break;
@@ -187,10 +192,12 @@ static double saving(const rk_curve *c, int layer, int64_t b, int64_t n, int64_t
         return (y[i] - y[i + 1]) / (s[i + 1] - s[i]) / (double)n;
     }
     *run = 1;
-    return rk_curve_at(c, layer, (double)b / (double)n) - rk_curve_at(c, layer, (double)(b + 1) / (double)n);
+    return rk_curve_at(c, layer, (double)b / (double)n) -
+           rk_curve_at(c, layer, (double)(b + 1) / (double)n);
 }
 
-rk_status rk_curve_minimise(const rk_curve *c, int64_t lo, int64_t n, int64_t total, int32_t *budget) {
+rk_status rk_curve_minimise(const rk_curve *c, int64_t lo, int64_t n, int64_t total,
+                            int32_t *budget) {
     int     L = c->n_layers;
     int64_t left = total - lo * L;
     if (lo < 0 || lo > n || n < 1 || n > INT32_MAX || left < 0 || total > n * L)
@@ -227,15 +234,16 @@ static rk_status shrink(double s, int L, int64_t lo, int64_t n, int64_t total, i
     return st;
 }
 
-static rk_status split(const rk_curve *c, double s, int64_t lo, int64_t n, int64_t total, int32_t *budget) {
+static rk_status split(const rk_curve *c, double s, int64_t lo, int64_t n, int64_t total,
+                       int32_t *budget) {
     int64_t least = (int64_t)ceil(c->lowest * (double)n);
     if (least > total / c->n_layers) least = total / c->n_layers;
     RK_TRY(rk_curve_minimise(c, least > lo ? least : lo, n, total, budget));
     return shrink(s, c->n_layers, lo, n, total, budget);
 }
 
-rk_status rk_curve_split(const rk_curve_data *d, const rk_curve_choice *choice, int64_t lo, int64_t n,
-                         int64_t total, int32_t *budget) {
+rk_status rk_curve_split(const rk_curve_data *d, const rk_curve_choice *choice, int64_t lo,
+                         int64_t n, int64_t total, int32_t *budget) {
     rk_curve c;
     if (!(choice->shrink >= 0 && choice->shrink <= 1))
         return RK_FAIL(RK_E_USAGE, "--shrink %g must lie in [0, 1]", choice->shrink);
@@ -269,8 +277,8 @@ static void draw_half(const rk_curve_data *d, uint64_t seed, int which, bool *tr
 }
 
 /* Add to score [MEANS][SHRINKS] what budgets from train cost on test, beside uniform. */
-static rk_status judge(const rk_curve_data *d, const bool *train, const bool *test, int64_t lo, int64_t n,
-                       int32_t *budget, double score[RK_CURVE_MEANS][SHRINKS]) {
+static rk_status judge(const rk_curve_data *d, const bool *train, const bool *test, int64_t lo,
+                       int64_t n, int32_t *budget, double score[RK_CURVE_MEANS][SHRINKS]) {
     int       L = d->n_layers;
     rk_curve  held, c = {0};
     rk_status st;
@@ -281,7 +289,8 @@ static rk_status judge(const rk_curve_data *d, const bool *train, const bool *te
             int64_t total = (int64_t)(ratios[r] * (double)n * L);
             if (total < lo * L) total = lo * L;
             double even = 0;
-            for (int l = 0; l < L; l++) even += rk_curve_at(&held, l, (double)total / L / (double)n);
+            for (int l = 0; l < L; l++)
+                even += rk_curve_at(&held, l, (double)total / L / (double)n);
             for (int s = 0; s < SHRINKS; s++) {
                 RK_TRY_OUT(st, split(&c, shrinks[s], lo, n, total, budget));
                 score[m][s] += (even > 0 ? rk_curve_total(&held, budget, n) / even : 1) / RATIOS;

@@ -28,7 +28,9 @@ struct rk_observer {
     double     *square;  /* [H][d][d] lower triangles of their products */
 };
 
-static int64_t width_of(const rk_observe_spec *s) { return (int64_t)s->shape.n_heads * s->shape.head_dim; }
+static int64_t width_of(const rk_observe_spec *s) {
+    return (int64_t)s->shape.n_heads * s->shape.head_dim;
+}
 
 int64_t rk_observe_bytes(const rk_observe_spec *s) {
     int64_t f = (int64_t)sizeof(float), sum = 0;
@@ -37,7 +39,8 @@ int64_t rk_observe_bytes(const rk_observe_spec *s) {
 }
 
 int64_t rk_observer_bytes(const rk_observe_spec *s) {
-    int64_t f = (int64_t)sizeof(float), w = width_of(s), H = s->shape.n_heads, d = s->shape.head_dim, sum = 0;
+    int64_t f = (int64_t)sizeof(float), w = width_of(s), H = s->shape.n_heads,
+            d = s->shape.head_dim, sum = 0;
     if (s->see & RK_SEE_WINDOW) sum += s->window * w * f;
     if (s->see & RK_SEE_COLUMNS) sum += BLOCK * w * f + H * s->max_prompt * f;
     if (s->see & RK_SEE_MOMENTS) sum += H * d * (d + 1) * (int64_t)sizeof(double);
@@ -88,10 +91,12 @@ rk_status rk_observer_open(rk_observe *s, rk_observer **out) {
     *out = NULL;
     RK_TRY(rk_mem_alloc_to(1, sizeof *o, "observer", &o));
     o->s = s;
-    if (spec->see & RK_SEE_WINDOW) RK_TRY_OUT(st, dev(s->be, spec->window * w, "window queries", &o->window));
+    if (spec->see & RK_SEE_WINDOW)
+        RK_TRY_OUT(st, dev(s->be, spec->window * w, "window queries", &o->window));
     if (spec->see & RK_SEE_COLUMNS) {
         RK_TRY_OUT(st, dev(s->be, BLOCK * w, "block of queries", &o->block));
-        RK_TRY_OUT(st, rk_mem_alloc_to(H * spec->max_prompt, sizeof(float), "column sums", &o->columns));
+        RK_TRY_OUT(
+            st, rk_mem_alloc_to(H * spec->max_prompt, sizeof(float), "column sums", &o->columns));
     }
     if (spec->see & RK_SEE_MOMENTS) {
         RK_TRY_OUT(st, rk_mem_alloc_to(H * d, sizeof(double), "query means", &o->sum));
@@ -133,19 +138,22 @@ bool rk_observer_wants(const rk_observer *o, int64_t pos0, int m) {
 }
 
 /* Copy rows [row0, row0 + n) of q to row `to` of dst. */
-static rk_status copy_rows(rk_observer *o, const float *q, int64_t row0, int64_t n, float *dst, int64_t to) {
+static rk_status copy_rows(rk_observer *o, const float *q, int64_t row0, int64_t n, float *dst,
+                           int64_t to) {
     int width = (int)width_of(&o->s->spec);
     for (int64_t at = 0; at < n; at += BLOCK) {
         int k = (int)(n - at < BLOCK ? n - at : BLOCK);
         for (int i = 0; i < k; i++) o->s->index[i] = (int32_t)(row0 + at + i);
-        RK_TRY(o->s->be->ops->take_rows(o->s->be, q, o->s->index, k, width, dst + (to + at) * width));
+        RK_TRY(
+            o->s->be->ops->take_rows(o->s->be, q, o->s->index, k, width, dst + (to + at) * width));
     }
     return RK_OK;
 }
 
 static rk_status see_window(rk_observer *o, const float *q, int64_t pos0, int m) {
     int64_t begin = o->n - kept_window(o), from = pos0 > begin ? pos0 : begin;
-    return from < pos0 + m ? copy_rows(o, q, from - pos0, pos0 + m - from, o->window, from - begin) : RK_OK;
+    return from < pos0 + m ? copy_rows(o, q, from - pos0, pos0 + m - from, o->window, from - begin)
+                           : RK_OK;
 }
 
 /* The masses of w queries whose last is at position end - 1, into mass_host [H][end]. */
@@ -159,8 +167,10 @@ static rk_status mass_of(rk_observer *o, const float *q, int w, int64_t end, con
         RK_ASSERT(spans[g].n >= end);
         cut[g].n = (int32_t)end;
     }
-    RK_TRY(o->s->be->ops->window_mass(o->s->be, &o->s->spec.shape, q, w, cut, 1, (int32_t)end, o->s->mass));
-    return o->s->be->ops->download(o->s->be, o->s->mass_host, o->s->mass, H * end * (int64_t)sizeof(float));
+    RK_TRY(o->s->be->ops->window_mass(o->s->be, &o->s->spec.shape, q, w, cut, 1, (int32_t)end,
+                                      o->s->mass));
+    return o->s->be->ops->download(o->s->be, o->s->mass_host, o->s->mass,
+                                   H * end * (int64_t)sizeof(float));
 }
 
 /* Add the block that ends at `end`, w queries, to the column sums. */
@@ -174,7 +184,8 @@ static rk_status add_block(rk_observer *o, int w, int64_t end, const rk_span *sp
     return RK_OK;
 }
 
-static rk_status see_columns(rk_observer *o, const float *q, int64_t pos0, int m, const rk_span *spans) {
+static rk_status see_columns(rk_observer *o, const float *q, int64_t pos0, int m,
+                             const rk_span *spans) {
     for (int64_t at = pos0; at < pos0 + m;) {
         int64_t end = (at / BLOCK + 1) * BLOCK, stop = end < pos0 + m ? end : pos0 + m;
         RK_TRY(copy_rows(o, q, at - pos0, stop - at, o->block, at % BLOCK));
@@ -224,14 +235,17 @@ static rk_status see_moments(rk_observer *o, const float *q, int64_t pos0, int m
     RK_ASSERT(o->s->spec.shape.head_dim <= MOST_DIM);
     for (int64_t at = 0; at < m; at += BLOCK) {
         int64_t k = m - at < BLOCK ? m - at : BLOCK;
-        RK_TRY(o->s->be->ops->download(o->s->be, o->s->rows, q + at * width, k * width * (int64_t)sizeof(float)));
+        RK_TRY(o->s->be->ops->download(o->s->be, o->s->rows, q + at * width,
+                                       k * width * (int64_t)sizeof(float)));
         for (int64_t i = 0; i < k; i++)
-            if (pos0 + at + i >= o->s->spec.sinks) add_moments(o, o->s->rows + i * width, pos0 + at + i);
+            if (pos0 + at + i >= o->s->spec.sinks)
+                add_moments(o, o->s->rows + i * width, pos0 + at + i);
     }
     return RK_OK;
 }
 
-rk_status rk_observer_rows(rk_observer *o, const float *q, int64_t pos0, int m, const rk_span *spans) {
+rk_status rk_observer_rows(rk_observer *o, const float *q, int64_t pos0, int m,
+                           const rk_span *spans) {
     if (o->s->spec.see & RK_SEE_WINDOW) RK_TRY(see_window(o, q, pos0, m));
     if (o->s->spec.see & RK_SEE_COLUMNS) RK_TRY(see_columns(o, q, pos0, m, spans));
     if (o->s->spec.see & RK_SEE_MOMENTS) RK_TRY(see_moments(o, q, pos0, m));
@@ -247,12 +261,15 @@ static rk_status window_mass(rk_observer *o, int w, const rk_span *spans) {
     return mass_of(o, o->window + (have - use) * width_of(&o->s->spec), (int)use, o->n, spans);
 }
 
-rk_status rk_observer_attention(rk_observer *o, const rk_span *spans, double *entropy, double *variance) {
-    int64_t   w = kept_window(o), prefix = o->n - w, H = o->s->spec.shape.n_heads, width = width_of(&o->s->spec);
+rk_status rk_observer_attention(rk_observer *o, const rk_span *spans, double *entropy,
+                                double *variance) {
+    int64_t w = kept_window(o), prefix = o->n - w, H = o->s->spec.shape.n_heads,
+            width = width_of(&o->s->spec);
     double   *sum = NULL;
     rk_status st = RK_OK;
     *entropy = *variance = 0;
-    if (!(o->s->spec.see & RK_SEE_WINDOW) || w < 1) return RK_FAIL(RK_E_BUG, "no window of queries was observed");
+    if (!(o->s->spec.see & RK_SEE_WINDOW) || w < 1)
+        return RK_FAIL(RK_E_BUG, "no window of queries was observed");
     if (prefix < 1) return RK_OK;
     RK_TRY(rk_mem_alloc_to(2 * H * prefix, sizeof *sum, "attention statistics", &sum));
     double *square = sum + H * prefix;
@@ -276,9 +293,11 @@ out:
     return st;
 }
 
-static rk_status snap_scores(rk_observer *o, const rk_select_params *p, const rk_span *spans, float *score) {
+static rk_status snap_scores(rk_observer *o, const rk_select_params *p, const rk_span *spans,
+                             float *score) {
     RK_TRY(window_mass(o, p->window, spans));
-    return rk_select_snap_scores(p, o->s->spec.shape.n_heads, o->s->spec.shape.n_kv_heads, o->n, o->s->mass_host, score);
+    return rk_select_snap_scores(p, o->s->spec.shape.n_heads, o->s->spec.shape.n_kv_heads, o->n,
+                                 o->s->mass_host, score);
 }
 
 static rk_status tova_scores(rk_observer *o, const rk_span *spans, float *score) {
@@ -287,7 +306,8 @@ static rk_status tova_scores(rk_observer *o, const rk_span *spans, float *score)
     for (int64_t j = 0; j < o->n; j++) {
         double sum = 0;
         for (int h = 0; h < H; h++) sum += (double)o->s->mass_host[h * o->n + j];
-        for (int g = 0; g < o->s->spec.shape.n_kv_heads; g++) score[g * o->n + j] = (float)(sum / H);
+        for (int g = 0; g < o->s->spec.shape.n_kv_heads; g++)
+            score[g * o->n + j] = (float)(sum / H);
     }
     return RK_OK;
 }
@@ -323,13 +343,15 @@ static rk_status knorm_scores(rk_observer *o, const rk_span *spans, float *score
         rk_span s = spans[g];
         s.n = (int32_t)o->n;
         st = o->s->be->ops->kv_read(o->s->be, d, &s, 1, k, NULL);
-        for (int64_t j = 0; st == RK_OK && j < o->n; j++) score[g * o->n + j] = (float)-norm(k + j * d, d);
+        for (int64_t j = 0; st == RK_OK && j < o->n; j++)
+            score[g * o->n + j] = (float)-norm(k + j * d, d);
     }
     rk_mem_free(k);
     return st;
 }
 
-static void random_scores(const rk_observer *o, const rk_select_params *p, int layer, float *score) {
+static void random_scores(const rk_observer *o, const rk_select_params *p, int layer,
+                          float *score) {
     for (int g = 0; g < o->s->spec.shape.n_kv_heads; g++)
         for (int64_t j = 0; j < o->n; j++) {
             uint32_t c[4] = {(uint32_t)j, (uint32_t)g, (uint32_t)layer, 0x72616e64u /* "rand" */};
@@ -340,7 +362,8 @@ static void random_scores(const rk_observer *o, const rk_select_params *p, int l
 
 /* ---- expected attention: methods of kvpress' ExpectedAttention ---- */
 
-/* Mean rotation over positions n .. n + count - 1: averages of cosines, then of sines, [d/2] each. */
+/* Mean rotation over positions n .. n + count - 1: averages of cosines, then of sines, [d/2] each.
+ */
 static void mean_rotation(const rk_observer *o, int count, double *cs) {
     double one[MOST_DIM];
     int    d = o->s->spec.shape.head_dim;
@@ -361,16 +384,19 @@ static void rotate(const double *cs, int d, const double *x, double *y) {
 }
 
 /* Mean [d] and covariance [d][d] (population) of a query head's future queries. */
-static void future_query(const rk_observer *o, int h, const double *cs, double *mean, double *cov, double *tmp) {
+static void future_query(const rk_observer *o, int h, const double *cs, double *mean, double *cov,
+                         double *tmp) {
     int           d = o->s->spec.shape.head_dim;
     const double *sum = o->sum + (int64_t)h * d, *square = o->square + (int64_t)h * d * d;
     double        n = (double)(o->n - o->s->spec.sinks), mu[MOST_DIM];
     for (int i = 0; i < d; i++) mu[i] = sum[i] / n;
     for (int i = 0; i < d; i++)
-        for (int j = 0; j <= i; j++) cov[i * d + j] = cov[j * d + i] = square[i * d + j] / n - mu[i] * mu[j];
+        for (int j = 0; j <= i; j++)
+            cov[i * d + j] = cov[j * d + i] = square[i * d + j] / n - mu[i] * mu[j];
     rotate(cs, d, mu, mean);
-    for (int i = 0; i < d; i++) rotate(cs, d, cov + (int64_t)i * d, tmp + (int64_t)i * d); /* S R^T */
-    for (int j = 0; j < d; j++) { /* R (S R^T), column by column */
+    for (int i = 0; i < d; i++)
+        rotate(cs, d, cov + (int64_t)i * d, tmp + (int64_t)i * d); /* S R^T */
+    for (int j = 0; j < d; j++) {                                  /* R (S R^T), column by column */
         double col[MOST_DIM], out[MOST_DIM];
         for (int i = 0; i < d; i++) col[i] = tmp[(int64_t)i * d + j];
         rotate(cs, d, col, out);
@@ -379,9 +405,9 @@ static void future_query(const rk_observer *o, int h, const double *cs, double *
 }
 
 /* Softmax over the keys behind the sinks of one query head's expected logits, added to prob / R. */
-static void add_expected(const rk_observer *o, const rk_select_params *p, const double *mean, const double *cov,
-                         const float *k, double *logit, double *prob) {
-    int    d = o->s->spec.shape.head_dim, R = o->s->spec.shape.n_heads / o->s->spec.shape.n_kv_heads;
+static void add_expected(const rk_observer *o, const rk_select_params *p, const double *mean,
+                         const double *cov, const float *k, double *logit, double *prob) {
+    int d = o->s->spec.shape.head_dim, R = o->s->spec.shape.n_heads / o->s->spec.shape.n_kv_heads;
     double scale = (double)o->s->spec.shape.scale, top = -INFINITY, sum = 0;
     for (int64_t j = o->s->spec.sinks; j < o->n; j++) {
         const float *x = k + j * d;
@@ -401,10 +427,12 @@ static void add_expected(const rk_observer *o, const rk_select_params *p, const 
 }
 
 /* Shapes: k, v [n][d]; work f64 [2 n + d (2 d + 1)] */
-static rk_status expected_head(rk_observer *o, const rk_select_params *p, const rk_span *spans, int g,
-                               const double *cs, float *k, float *v, double *work, float *score) {
-    int     d = o->s->spec.shape.head_dim, R = o->s->spec.shape.n_heads / o->s->spec.shape.n_kv_heads;
-    double *logit = work, *prob = logit + o->n, *mean = prob + o->n, *cov = mean + d, *tmp = cov + (int64_t)d * d;
+static rk_status expected_head(rk_observer *o, const rk_select_params *p, const rk_span *spans,
+                               int g, const double *cs, float *k, float *v, double *work,
+                               float *score) {
+    int d = o->s->spec.shape.head_dim, R = o->s->spec.shape.n_heads / o->s->spec.shape.n_kv_heads;
+    double *logit = work, *prob = logit + o->n, *mean = prob + o->n, *cov = mean + d,
+           *tmp = cov + (int64_t)d * d;
     rk_span s = spans[g];
     s.n = (int32_t)o->n;
     RK_TRY(o->s->be->ops->kv_read(o->s->be, d, &s, 1, k, v));
@@ -418,40 +446,54 @@ static rk_status expected_head(rk_observer *o, const rk_select_params *p, const 
     return RK_OK;
 }
 
-static rk_status expected_scores(rk_observer *o, const rk_select_params *p, const rk_span *spans, float *score) {
+static rk_status expected_scores(rk_observer *o, const rk_select_params *p, const rk_span *spans,
+                                 float *score) {
     int       d = o->s->spec.shape.head_dim;
     double    cs[MOST_DIM], *work = NULL;
     float    *kv = NULL;
     rk_status st = RK_OK;
     if (p->sinks != o->s->spec.sinks)
-        return RK_FAIL(RK_E_BUG, "moments were taken behind %d sinks, not %d", o->s->spec.sinks, p->sinks);
+        return RK_FAIL(RK_E_BUG, "moments were taken behind %d sinks, not %d", o->s->spec.sinks,
+                       p->sinks);
     if (o->n <= o->s->spec.sinks) {
         memset(score, 0, (size_t)(o->s->spec.shape.n_kv_heads * o->n) * sizeof *score);
         return RK_OK;
     }
     RK_TRY_OUT(st, rk_mem_alloc_to(2 * o->n * d, sizeof(float), "keys and values", &kv));
-    RK_TRY_OUT(st, rk_mem_alloc_to(2 * o->n + (int64_t)d * (2 * d + 1), sizeof(double), "expected attention", &work));
+    RK_TRY_OUT(st, rk_mem_alloc_to(2 * o->n + (int64_t)d * (2 * d + 1), sizeof(double),
+                                   "expected attention", &work));
     mean_rotation(o, p->n_future ? p->n_future : FUTURE, cs);
     for (int g = 0; g < o->s->spec.shape.n_kv_heads; g++)
-        RK_TRY_OUT(st, expected_head(o, p, spans, g, cs, kv, kv + o->n * d, work, score + g * o->n));
+        RK_TRY_OUT(st,
+                   expected_head(o, p, spans, g, cs, kv, kv + o->n * d, work, score + g * o->n));
 out:
     rk_mem_free(kv);
     rk_mem_free(work);
     return st;
 }
 
-rk_status rk_observer_scores(rk_observer *o, const rk_select_params *p, const rk_span *spans, int layer,
-                             float *score) {
+rk_status rk_observer_scores(rk_observer *o, const rk_select_params *p, const rk_span *spans,
+                             int layer, float *score) {
     unsigned need = rk_select_sees(p);
     if ((need & o->s->spec.see) != need)
-        return RK_FAIL(RK_E_BUG, "policy %s reads what was not observed", rk_policy_name(p->policy));
+        return RK_FAIL(RK_E_BUG, "policy %s reads what was not observed",
+                       rk_policy_name(p->policy));
     switch (p->policy) {
-    case RK_POLICY_SNAPKV: return snap_scores(o, p, spans, score);
-    case RK_POLICY_TOVA: return tova_scores(o, spans, score);
-    case RK_POLICY_H2O: h2o_scores(o, p, score); return RK_OK;
-    case RK_POLICY_KNORM: return knorm_scores(o, spans, score);
-    case RK_POLICY_RANDOM: random_scores(o, p, layer, score); return RK_OK;
-    case RK_POLICY_EXPECTED: return expected_scores(o, p, spans, score);
-    default: return RK_FAIL(RK_E_BUG, "policy %s has no scores", rk_policy_name(p->policy));
+    case RK_POLICY_SNAPKV:
+        return snap_scores(o, p, spans, score);
+    case RK_POLICY_TOVA:
+        return tova_scores(o, spans, score);
+    case RK_POLICY_H2O:
+        h2o_scores(o, p, score);
+        return RK_OK;
+    case RK_POLICY_KNORM:
+        return knorm_scores(o, spans, score);
+    case RK_POLICY_RANDOM:
+        random_scores(o, p, layer, score);
+        return RK_OK;
+    case RK_POLICY_EXPECTED:
+        return expected_scores(o, p, spans, score);
+    default:
+        return RK_FAIL(RK_E_BUG, "policy %s has no scores", rk_policy_name(p->policy));
     }
 }

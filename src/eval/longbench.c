@@ -62,12 +62,14 @@ rk_status rk_longbench_open(const char *checkout, rk_longbench **out) {
     if (!b->path[0]) {
         snprintf(path, sizeof path, "%.3900s/config/model2maxlen.json", checkout);
         st = RK_FAIL(RK_E_INPUT, "%.300s: no LongBench/config/dataset2prompt.json%s", checkout,
-                     access(path, R_OK) == 0 ? ": config/ is of LongBench v2; check out v1's folder LongBench too"
-                                             : ": give a checkout of LongBench v1");
+                     access(path, R_OK) == 0
+                         ? ": config/ is of LongBench v2; check out v1's folder LongBench too"
+                         : ": give a checkout of LongBench v1");
         goto out;
     }
     RK_TRY_OUT(st, rk_json_load(b->path, &b->prompt));
-    snprintf(path, sizeof path, "%.*smaxlen.json", (int)(strlen(b->path) - strlen("prompt.json")), b->path);
+    snprintf(path, sizeof path, "%.*smaxlen.json", (int)(strlen(b->path) - strlen("prompt.json")),
+             b->path);
     RK_TRY_OUT(st, rk_json_load(path, &b->max_len));
     *out = b;
     return RK_OK;
@@ -97,8 +99,8 @@ typedef struct loader {
 } loader;
 
 static rk_status bad_field(const loader *l, const char *field, const char *want, const rk_json *v) {
-    return RK_FAIL(RK_E_INPUT, "%s line %lld: `%s` must be %s, it is %s", l->path, (long long)l->line, field, want,
-                   v ? rk_json_kind_name(v) : "absent");
+    return RK_FAIL(RK_E_INPUT, "%s line %lld: `%s` must be %s, it is %s", l->path,
+                   (long long)l->line, field, want, v ? rk_json_kind_name(v) : "absent");
 }
 
 static rk_status get_string(const loader *l, const rk_json *j, const char *field, rk_str *out) {
@@ -108,7 +110,8 @@ static rk_status get_string(const loader *l, const rk_json *j, const char *field
     return RK_OK;
 }
 
-static rk_status get_list(const loader *l, const rk_json *j, const char *field, bool may_lack, rk_str **out, int *n) {
+static rk_status get_list(const loader *l, const rk_json *j, const char *field, bool may_lack,
+                          rk_str **out, int *n) {
     const rk_json *v = rk_json_get(j, field);
     rk_json_kind   k = rk_json_kind_of(v);
     if (may_lack && (k == RK_JSON_NULL || k == RK_JSON_NONE)) return RK_OK;
@@ -117,7 +120,8 @@ static rk_status get_list(const loader *l, const rk_json *j, const char *field, 
     RK_TRY(rk_mem_alloc_to(*n + 1, sizeof **out, "answers", out));
     for (int i = 0; i < *n; i++) {
         const rk_json *s = rk_json_at(v, (size_t)i);
-        if (rk_json_kind_of(s) != RK_JSON_STRING) return bad_field(l, field, "a list of strings", s);
+        if (rk_json_kind_of(s) != RK_JSON_STRING)
+            return bad_field(l, field, "a list of strings", s);
         (*out)[i] = (rk_str){rk_json_str(s, ""), rk_json_str_len(s)};
     }
     return RK_OK;
@@ -183,7 +187,8 @@ static rk_status read_all(const char *path, char **text, size_t *n) {
     return RK_OK;
 }
 
-rk_status rk_longbench_load(const char *folder, const rk_lb_dataset *d, bool e, int most, rk_lb_samples *out) {
+rk_status rk_longbench_load(const char *folder, const rk_lb_dataset *d, bool e, int most,
+                            rk_lb_samples *out) {
     char      path[4096], *text = NULL;
     size_t    n = 0;
     loader    l = {.path = path, .line = 1, .out = out};
@@ -242,9 +247,9 @@ static rk_status fill_template(const char *t, const rk_lb_sample *s, char **out,
 
 /* transformers' clean_up_tokenization, in place: spaces before marks and contractions go. */
 static void clean_up(char *s, size_t *n) {
-    static const char *const pairs[][2] = {{" .", "."},     {" ?", "?"},     {" !", "!"},     {" ,", ","},
-                                           {" ' ", "'"},    {" n't", "n't"}, {" 'm", "'m"},   {" 's", "'s"},
-                                           {" 've", "'ve"}, {" 're", "'re"}};
+    static const char *const pairs[][2] = {
+        {" .", "."},     {" ?", "?"},   {" !", "!"},   {" ,", ","},     {" ' ", "'"},
+        {" n't", "n't"}, {" 'm", "'m"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
     for (size_t k = 0; k < sizeof pairs / sizeof *pairs; k++) {
         size_t from = strlen(pairs[k][0]), to = strlen(pairs[k][1]), m = 0;
         for (size_t i = 0; i < *n;) {
@@ -262,13 +267,14 @@ static void clean_up(char *s, size_t *n) {
 }
 
 /* Both halves of max_tokens, decoded and joined. */
-static rk_status join_halves(const rk_tokenizer *t, const int32_t *ids, int64_t n_ids, int64_t half, bool cleanup,
-                             char **text, size_t *n) {
+static rk_status join_halves(const rk_tokenizer *t, const int32_t *ids, int64_t n_ids, int64_t half,
+                             bool cleanup, char **text, size_t *n) {
     char     *part[2] = {NULL, NULL}, *joined = NULL;
     size_t    len[2] = {0, 0};
     rk_status st;
     for (int k = 0; k < 2; k++) {
-        RK_TRY_OUT(st, rk_tokenizer_decode(t, k ? ids + n_ids - half : ids, half, true, &part[k], &len[k]));
+        RK_TRY_OUT(st, rk_tokenizer_decode(t, k ? ids + n_ids - half : ids, half, true, &part[k],
+                                           &len[k]));
         if (cleanup) clean_up(part[k], &len[k]);
     }
     RK_TRY_OUT(st, rk_mem_alloc_to((int64_t)(len[0] + len[1]) + 1, 1, "prompt", &joined));
@@ -284,8 +290,8 @@ out:
 }
 
 rk_status rk_longbench_prompt(const rk_longbench *b, const char *name, const rk_lb_sample *s,
-                              const rk_tokenizer *t, int64_t max_tokens, bool cleanup, char **text, size_t *n,
-                              bool *truncated) {
+                              const rk_tokenizer *t, int64_t max_tokens, bool cleanup, char **text,
+                              size_t *n, bool *truncated) {
     const rk_json *form = rk_json_get(b->prompt, name);
     int32_t       *ids = NULL;
     int64_t        n_ids;
@@ -324,8 +330,8 @@ rk_str rk_longbench_counted(const rk_lb_dataset *d, rk_str p) {
     return p;
 }
 
-rk_status rk_longbench_score(const rk_lb_dataset *d, rk_similarity s, rk_str prediction, const rk_lb_sample *x,
-                             double *out) {
+rk_status rk_longbench_score(const rk_lb_dataset *d, rk_similarity s, rk_str prediction,
+                             const rk_lb_sample *x, double *out) {
     rk_str p = rk_longbench_counted(d, prediction);
     *out = 0;
     for (int i = 0; i < x->n_answers; i++) {

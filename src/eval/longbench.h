@@ -33,35 +33,36 @@ typedef struct rk_lb_sample {
     rk_str  context, input;
     rk_str *answers, *classes; /* classes: NULL where there are none */
     int     n_answers, n_classes;
-    int64_t length;            /* words, or characters, as the file says */
+    int64_t length; /* words, or characters, as the file says */
 } rk_lb_sample;
 
 typedef struct rk_lb_samples {
-    rk_lb_sample *at;
-    int           n;
+    rk_lb_sample    *at;
+    int              n;
     struct rk_json **line; /* what the samples' strings lie in */
 } rk_lb_samples;
 
 /* FOLDER/NAME.jsonl, or NAME_e.jsonl. most 0: all.
  * Errors: RK_E_INPUT with file, line and field */
-rk_status rk_longbench_load(const char *folder, const rk_lb_dataset *d, bool e, int most, rk_lb_samples *out);
+rk_status rk_longbench_load(const char *folder, const rk_lb_dataset *d, bool e, int most,
+                            rk_lb_samples *out);
 void      rk_longbench_free(rk_lb_samples *s);
 
-/* A sample's prompt: the template filled, cut in the middle to max_tokens (0: not) as pred.py does - both
- * halves are decoded without special tokens and joined - before any chat template. cleanup: both halves
- * pass transformers 4's clean_up_tokenization. name is of the template (NULL: the dataset's).
- * Owner: *text from rk_mem. Errors: RK_E_INPUT the checkout has no such template */
+/* A sample's prompt: the template filled, cut in the middle to max_tokens (0: not) as pred.py does
+ * - both halves are decoded without special tokens and joined - before any chat template. cleanup:
+ * both halves pass transformers 4's clean_up_tokenization. name is of the template (NULL: the
+ * dataset's). Owner: *text from rk_mem. Errors: RK_E_INPUT the checkout has no such template */
 rk_status rk_longbench_prompt(const rk_longbench *b, const char *name, const rk_lb_sample *s,
-                              const rk_tokenizer *t, int64_t max_tokens, bool cleanup, char **text, size_t *n,
-                              bool *truncated);
+                              const rk_tokenizer *t, int64_t max_tokens, bool cleanup, char **text,
+                              size_t *n, bool *truncated);
 
 /* What of a prediction counts. */
 rk_str rk_longbench_counted(const rk_lb_dataset *d, rk_str prediction);
 
 /* Best score over a sample's answers. */
-rk_status rk_longbench_score(const rk_lb_dataset *d, rk_similarity s, rk_str prediction, const rk_lb_sample *x,
-                             double *out);
+rk_status rk_longbench_score(const rk_lb_dataset *d, rk_similarity s, rk_str prediction,
+                             const rk_lb_sample *x, double *out);
 
-/* Averages of dataset scores (NaN: not run): the unweighted mean of the 16, as in papers, and the official
- * mean of category means; NaN where nothing went in. Shapes: score [rk_lb_n_datasets] */
+/* Averages of dataset scores (NaN: not run): the unweighted mean of the 16, as in papers, and the
+ * official mean of category means; NaN where nothing went in. Shapes: score [rk_lb_n_datasets] */
 void rk_longbench_average(const double *score, double *of_papers, double *of_categories);

@@ -1,4 +1,5 @@
-/* metrics.c - see metrics.h. ROUGE and the similarity of strings are in rouge.c and similarity.c. */
+/* metrics.c - see metrics.h. ROUGE and the similarity of strings are in rouge.c and similarity.c.
+ */
 #include "eval/metrics.h"
 
 #include <math.h>
@@ -9,10 +10,13 @@
 #include "base/mem.h"
 #include "eval/metrics_internal.h"
 
-static const char *const names[RK_METRICS] = {"qa_f1",        "rouge",    "classification", "count",  "retrieval",
-                                              "retrieval_zh", "code_sim", "qa_f1_zh",       "rouge_zh"};
+static const char *const names[RK_METRICS] = {"qa_f1",    "rouge",     "classification",
+                                              "count",    "retrieval", "retrieval_zh",
+                                              "code_sim", "qa_f1_zh",  "rouge_zh"};
 
-const char *rk_metric_name(rk_metric m) { return (unsigned)m < RK_METRICS ? names[m] : "?"; }
+const char *rk_metric_name(rk_metric m) {
+    return (unsigned)m < RK_METRICS ? names[m] : "?";
+}
 
 rk_status rk_metric_parse(const char *name, rk_metric *out) {
     for (int i = 0; i < RK_METRICS; i++)
@@ -25,7 +29,9 @@ rk_status rk_metric_parse(const char *name, rk_metric *out) {
 
 /* ---- F1 of words ---- */
 
-static int by_words(const void *a, const void *b) { return rk_slice_compare(*(const rk_slice *)a, *(const rk_slice *)b); }
+static int by_words(const void *a, const void *b) {
+    return rk_slice_compare(*(const rk_slice *)a, *(const rk_slice *)b);
+}
 
 /* F1 of two multisets of words; both are sorted in place. */
 static double f1(rk_slice *a, int64_t na, rk_slice *b, int64_t nb) {
@@ -97,10 +103,11 @@ out:
 
 /* Punctuation that metrics.py deletes from Chinese texts beside ASCII's. */
 static bool is_cjk_punctuation(int32_t c) {
-    static const char set[] = "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕"
+    static const char set[] = "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟"
+                              "｠｢｣､、〃》「」『』【】〔〕"
                               "〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏.";
-    rk_text t;
-    bool    found = false;
+    rk_text           t;
+    bool              found = false;
     if (rk_text_open(set, sizeof set - 1, &t) != RK_OK) return false;
     for (int64_t i = 0; i < t.n; i++) found = found || t.c[i] == c;
     rk_text_free(&t);
@@ -117,14 +124,16 @@ static rk_status normalise_zh(rk_str s, rk_text *out) {
     int64_t n = 0;
     for (int64_t i = 0; i < out->n; i++) {
         int32_t c = out->c[i];
-        if (!rk_char_is_ascii_punctuation(c) && !rk_char_is_space(c) && !is_cjk_punctuation(c)) out->c[n++] = c;
+        if (!rk_char_is_ascii_punctuation(c) && !rk_char_is_space(c) && !is_cjk_punctuation(c))
+            out->c[n++] = c;
     }
     out->n = n;
     return RK_OK;
 }
 
 /* Normalised words that are not empty. Shapes: text, words [n] */
-static rk_status words_zh(const rk_str *s, int n, rk_text *text, rk_slice *words, int64_t *n_words) {
+static rk_status words_zh(const rk_str *s, int n, rk_text *text, rk_slice *words,
+                          int64_t *n_words) {
     *n_words = 0;
     for (int i = 0; i < n; i++) {
         RK_TRY(normalise_zh(s[i], &text[i]));
@@ -184,19 +193,23 @@ static rk_slice number_behind(rk_slice answer, const int32_t *word, int64_t n) {
 }
 
 static double retrieval(rk_slice prediction, rk_slice answer, bool zh) {
-    static const int32_t word[] = {'P', 'a', 'r', 'a', 'g', 'r', 'a', 'p', 'h', ' '}, duan_luo[] = {0x6bb5, 0x843d};
+    static const int32_t word[] = {'P', 'a', 'r', 'a', 'g', 'r', 'a', 'p', 'h', ' '},
+                         duan_luo[] = {0x6bb5, 0x843d};
     rk_slice want = zh ? number_behind(answer, duan_luo, 2) : number_behind(answer, word, 10);
     return want.n ? count_score(prediction, want) : 0;
 }
 
 /* ---- classes ---- */
 
-/* Classes named in the prediction; then the list is walked while proper parts of the answer are taken
- * out of it, so that the one behind each is passed over. That is the metric. Shapes: list [n] scratch */
-static double classification(rk_slice prediction, rk_slice answer, const rk_text *classes, int n, rk_slice *list) {
+/* Classes named in the prediction; then the list is walked while proper parts of the answer are
+ * taken out of it, so that the one behind each is passed over. That is the metric. Shapes: list [n]
+ * scratch */
+static double classification(rk_slice prediction, rk_slice answer, const rk_text *classes, int n,
+                             rk_slice *list) {
     int m = 0;
     for (int i = 0; i < n; i++)
-        if (rk_slice_find(prediction, rk_slice_of(&classes[i]), 0) >= 0) list[m++] = rk_slice_of(&classes[i]);
+        if (rk_slice_find(prediction, rk_slice_of(&classes[i]), 0) >= 0)
+            list[m++] = rk_slice_of(&classes[i]);
     for (int i = 0; i < m; i++) {
         if (rk_slice_find(answer, list[i], 0) < 0 || rk_slice_equal(list[i], answer)) continue;
         int first = 0;
@@ -209,7 +222,8 @@ static double classification(rk_slice prediction, rk_slice answer, const rk_text
     return 0;
 }
 
-static rk_status classify(rk_slice prediction, rk_slice answer, const rk_str *classes, int n, double *out) {
+static rk_status classify(rk_slice prediction, rk_slice answer, const rk_str *classes, int n,
+                          double *out) {
     rk_text  *text = NULL;
     rk_slice *list = NULL;
     rk_status st;
@@ -250,26 +264,36 @@ static rk_slice first_code_line(rk_slice s) {
 
 /* ---- all of them ---- */
 
-static rk_status score_texts(rk_metric m, rk_similarity s, rk_slice p, rk_slice a, const rk_str *classes,
-                             int n_classes, double *out) {
+static rk_status score_texts(rk_metric m, rk_similarity s, rk_slice p, rk_slice a,
+                             const rk_str *classes, int n_classes, double *out) {
     switch (m) {
-    case RK_METRIC_ROUGE: return rk_rouge_l(p, a, out);
-    case RK_METRIC_CLASSIFICATION: return classify(p, a, classes, n_classes, out);
-    case RK_METRIC_COUNT: *out = count_score(p, a); return RK_OK;
-    case RK_METRIC_RETRIEVAL: *out = retrieval(p, a, false); return RK_OK;
-    case RK_METRIC_RETRIEVAL_ZH: *out = retrieval(p, a, true); return RK_OK;
+    case RK_METRIC_ROUGE:
+        return rk_rouge_l(p, a, out);
+    case RK_METRIC_CLASSIFICATION:
+        return classify(p, a, classes, n_classes, out);
+    case RK_METRIC_COUNT:
+        *out = count_score(p, a);
+        return RK_OK;
+    case RK_METRIC_RETRIEVAL:
+        *out = retrieval(p, a, false);
+        return RK_OK;
+    case RK_METRIC_RETRIEVAL_ZH:
+        *out = retrieval(p, a, true);
+        return RK_OK;
     case RK_METRIC_CODE_SIM: {
         int percent = 0;
         RK_TRY(rk_fuzz_ratio(s, first_code_line(p), a, &percent));
         *out = percent / 100.0;
         return RK_OK;
     }
-    default: return RK_FAIL(RK_E_USAGE, "metric %s is of words that are cut by the caller", rk_metric_name(m));
+    default:
+        return RK_FAIL(RK_E_USAGE, "metric %s is of words that are cut by the caller",
+                       rk_metric_name(m));
     }
 }
 
-rk_status rk_metric_score(rk_metric m, rk_similarity s, rk_str prediction, rk_str answer, const rk_str *classes,
-                          int n_classes, double *out) {
+rk_status rk_metric_score(rk_metric m, rk_similarity s, rk_str prediction, rk_str answer,
+                          const rk_str *classes, int n_classes, double *out) {
     rk_text   p = {0}, a = {0};
     rk_status st;
     if (m == RK_METRIC_QA_F1) return qa_f1(prediction, answer, out);
@@ -296,16 +320,18 @@ static rk_status join(const rk_str *s, int n, char **out, size_t *len) {
     return RK_OK;
 }
 
-rk_status rk_metric_tokens(rk_metric m, const rk_str *prediction, int n_prediction, const rk_str *answer,
-                           int n_answer, double *out) {
+rk_status rk_metric_tokens(rk_metric m, const rk_str *prediction, int n_prediction,
+                           const rk_str *answer, int n_answer, double *out) {
     char     *p = NULL, *a = NULL;
     size_t    np, na;
     rk_status st;
     if (m == RK_METRIC_QA_F1_ZH) return qa_f1_zh(prediction, n_prediction, answer, n_answer, out);
-    if (m != RK_METRIC_ROUGE_ZH) return RK_FAIL(RK_E_USAGE, "metric %s is not of cut words", rk_metric_name(m));
+    if (m != RK_METRIC_ROUGE_ZH)
+        return RK_FAIL(RK_E_USAGE, "metric %s is not of cut words", rk_metric_name(m));
     RK_TRY_OUT(st, join(prediction, n_prediction, &p, &np));
     RK_TRY_OUT(st, join(answer, n_answer, &a, &na));
-    st = rk_metric_score(RK_METRIC_ROUGE, RK_SIMILARITY_DIFFLIB, (rk_str){p, np}, (rk_str){a, na}, NULL, 0, out);
+    st = rk_metric_score(RK_METRIC_ROUGE, RK_SIMILARITY_DIFFLIB, (rk_str){p, np}, (rk_str){a, na},
+                         NULL, 0, out);
 out:
     rk_mem_free(p);
     rk_mem_free(a);

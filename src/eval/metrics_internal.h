@@ -4,8 +4,8 @@
 #include "eval/text.h"
 
 /* F of ROUGE-L as PyPI's rouge 1.0.1 gives it (facts and restatement: methods of that package):
- * pieces between full stops; union of the longest common subsequences of all pairs of pieces, as a set
- * of words; shares of the distinct words of each side. An empty side gives 0. */
+ * pieces between full stops; union of the longest common subsequences of all pairs of pieces, as a
+ * set of words; shares of the distinct words of each side. An empty side gives 0. */
 rk_status rk_rouge_l(rk_slice prediction, rk_slice answer, double *out);
 
 /* fuzzywuzzy's fuzz.ratio in percent: 100 for equal strings, 0 for an empty one. */

@@ -17,7 +17,9 @@ static void pieces_free(pieces *p) {
     rk_mem_free(p->word);
 }
 
-static int by_word(const void *a, const void *b) { return rk_slice_compare(*(const rk_slice *)a, *(const rk_slice *)b); }
+static int by_word(const void *a, const void *b) {
+    return rk_slice_compare(*(const rk_slice *)a, *(const rk_slice *)b);
+}
 
 /* Number of distinct words of a list, which is sorted in place. */
 static int64_t distinct(rk_slice *w, int64_t n) {
@@ -36,7 +38,8 @@ static rk_status cut(rk_slice s, pieces *p) {
         int64_t end = at;
         while (end < s.n && s.c[end] != '.') end++;
         if (end > at) {
-            int64_t k = rk_slice_split_space((rk_slice){s.c + at, end - at}, p->word + p->n_words, s.n + 2 - p->n_words);
+            int64_t k = rk_slice_split_space((rk_slice){s.c + at, end - at}, p->word + p->n_words,
+                                             s.n + 2 - p->n_words);
             if (k == 0) p->word[p->n_words + k++] = (rk_slice){s.c, 0};
             p->n_words += k;
             p->begin[++p->n] = p->n_words;
@@ -50,10 +53,10 @@ static rk_status cut(rk_slice s, pieces *p) {
     return RK_OK;
 }
 
-/* Add the words of one longest common subsequence of x and y to taken; ties go back along y. Shapes:
- * table [(nx + 1) (ny + 1)] scratch */
-static void common(const rk_slice *x, int64_t nx, const rk_slice *y, int64_t ny, int32_t *table, rk_slice *taken,
-                   int64_t *n_taken) {
+/* Add the words of one longest common subsequence of x and y to taken; ties go back along y.
+ * Shapes: table [(nx + 1) (ny + 1)] scratch */
+static void common(const rk_slice *x, int64_t nx, const rk_slice *y, int64_t ny, int32_t *table,
+                   rk_slice *taken, int64_t *n_taken) {
     int64_t w = ny + 1;
     memset(table, 0, (size_t)w * sizeof *table);
     for (int64_t i = 1; i <= nx; i++) {
@@ -61,8 +64,8 @@ static void common(const rk_slice *x, int64_t nx, const rk_slice *y, int64_t ny,
         for (int64_t j = 1; j <= ny; j++) {
             int32_t up = table[(i - 1) * w + j], left = table[i * w + j - 1];
             table[i * w + j] = rk_slice_equal(x[i - 1], y[j - 1]) ? table[(i - 1) * w + j - 1] + 1
-                               : up > left                         ? up
-                                                                   : left;
+                               : up > left                        ? up
+                                                                  : left;
         }
     }
     for (int64_t i = nx, j = ny; i > 0 && j > 0;) {
@@ -84,19 +87,20 @@ static int64_t longest(const pieces *p) {
     return most;
 }
 
-/* Distinct words of the union over all pairs. A reference piece's words are made distinct before the
- * next comes, so that the list stays short. */
+/* Distinct words of the union over all pairs. A reference piece's words are made distinct before
+ * the next comes, so that the list stays short. */
 static rk_status union_size(const pieces *ref, const pieces *hyp, int64_t *out) {
     int32_t  *table = NULL;
     rk_slice *taken = NULL;
     int64_t   cap = ref->n_words + longest(ref) * (hyp->n ? 1 : 0) + 1, n = 0;
     rk_status st;
-    RK_TRY_OUT(st, rk_mem_alloc_to((longest(ref) + 1) * (longest(hyp) + 1), sizeof *table, "common words", &table));
+    RK_TRY_OUT(st, rk_mem_alloc_to((longest(ref) + 1) * (longest(hyp) + 1), sizeof *table,
+                                   "common words", &table));
     RK_TRY_OUT(st, rk_mem_alloc_to(cap, sizeof *taken, "common words", &taken));
     for (int64_t i = 0; i < ref->n; i++)
         for (int64_t j = 0; j < hyp->n; j++) {
-            common(ref->word + ref->begin[i], ref->begin[i + 1] - ref->begin[i], hyp->word + hyp->begin[j],
-                   hyp->begin[j + 1] - hyp->begin[j], table, taken, &n);
+            common(ref->word + ref->begin[i], ref->begin[i + 1] - ref->begin[i],
+                   hyp->word + hyp->begin[j], hyp->begin[j + 1] - hyp->begin[j], table, taken, &n);
             int64_t m = 0;
             qsort(taken, (size_t)n, sizeof *taken, by_word);
             for (int64_t k = 0; k < n; k++)

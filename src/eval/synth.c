@@ -15,13 +15,26 @@ static const struct {
     const char *name;
     int         max_new;
 } table[RK_SYNTHS] = {
-    {"niah_single_1", 128},  {"niah_single_2", 128},   {"niah_single_3", 128},   {"niah_multikey_1", 128},
-    {"niah_multikey_2", 128}, {"niah_multikey_3", 128}, {"niah_multivalue", 128}, {"niah_multiquery", 128},
-    {"vt", 30},              {"cwe", 120},             {"fwe", 50},              {"needle", 32},
+    {"niah_single_1", 128},
+    {"niah_single_2", 128},
+    {"niah_single_3", 128},
+    {"niah_multikey_1", 128},
+    {"niah_multikey_2", 128},
+    {"niah_multikey_3", 128},
+    {"niah_multivalue", 128},
+    {"niah_multiquery", 128},
+    {"vt", 30},
+    {"cwe", 120},
+    {"fwe", 50},
+    {"needle", 32},
 };
 
-const char *rk_synth_name(rk_synth t) { return (unsigned)t < RK_SYNTHS ? table[t].name : "?"; }
-int         rk_synth_max_new(rk_synth t) { return table[t].max_new; }
+const char *rk_synth_name(rk_synth t) {
+    return (unsigned)t < RK_SYNTHS ? table[t].name : "?";
+}
+int rk_synth_max_new(rk_synth t) {
+    return table[t].max_new;
+}
 
 rk_status rk_synth_parse(const char *name, rk_synth *out) {
     for (int i = 0; i < RK_SYNTHS; i++)
@@ -29,15 +42,17 @@ rk_status rk_synth_parse(const char *name, rk_synth *out) {
             *out = (rk_synth)i;
             return RK_OK;
         }
-    return RK_FAIL(RK_E_USAGE, "%.40s is no task: there are niah_single_1 to _3, niah_multikey_1 to _3, "
-                   "niah_multivalue, niah_multiquery, vt, cwe and fwe", name);
+    return RK_FAIL(RK_E_USAGE,
+                   "%.40s is no task: there are niah_single_1 to _3, niah_multikey_1 to _3, "
+                   "niah_multivalue, niah_multiquery, vt, cwe and fwe",
+                   name);
 }
 
 /* ---- a text under construction ---- */
 
 typedef struct writer {
-    char    *s;
-    size_t   n, cap;
+    char     *s;
+    size_t    n, cap;
     rk_status st;
 } writer;
 
@@ -82,7 +97,9 @@ static rk_draws draws_of(const plan *p, uint32_t stream) {
     return (rk_draws){.seed = p->seed, .stream = {(uint32_t)p->task, (uint32_t)p->index, stream}};
 }
 
-static bool uuid_values(rk_synth t) { return t == RK_SYNTH_NIAH_SINGLE_3 || t == RK_SYNTH_NIAH_MULTIKEY_3; }
+static bool uuid_values(rk_synth t) {
+    return t == RK_SYNTH_NIAH_SINGLE_3 || t == RK_SYNTH_NIAH_MULTIKEY_3;
+}
 
 static void make_needle(const plan *p, rk_draws *d, char key[KEY], char value[KEY]) {
     if (p->task == RK_SYNTH_NIAH_MULTIKEY_3)
@@ -101,8 +118,12 @@ static void make_needles(plan *p) {
     switch (p->task) {
     case RK_SYNTH_NIAH_MULTIKEY_1:
     case RK_SYNTH_NIAH_MULTIVALUE:
-    case RK_SYNTH_NIAH_MULTIQUERY: p->n_needles = 4; break;
-    default: p->n_needles = 1; break;
+    case RK_SYNTH_NIAH_MULTIQUERY:
+        p->n_needles = 4;
+        break;
+    default:
+        p->n_needles = 1;
+        break;
     }
     for (int i = 0; i < p->n_needles; i++)
         for (bool fresh = false; !fresh;) {
@@ -115,7 +136,9 @@ static void make_needles(plan *p) {
         }
 }
 
-static const char *kind_of(rk_synth t) { return uuid_values(t) ? "identifier" : "number"; }
+static const char *kind_of(rk_synth t) {
+    return uuid_values(t) ? "identifier" : "number";
+}
 
 static void say_needle(writer *w, const plan *p, const char *key, const char *value) {
     say(w, "The secret %s of %s is %s.", kind_of(p->task), key, value);
@@ -139,7 +162,9 @@ static void say_sentence(writer *w, const plan *p, rk_draws *prose, const char *
     char key[KEY], value[KEY];
     switch (p->task) {
     case RK_SYNTH_NIAH_SINGLE_1:
-    case RK_SYNTH_VT: say(w, "%s", rk_words_noise(i)); break;
+    case RK_SYNTH_VT:
+        say(w, "%s", rk_words_noise(i));
+        break;
     case RK_SYNTH_NIAH_MULTIKEY_2:
     case RK_SYNTH_NIAH_MULTIKEY_3:
         do make_needle(p, prose, key, value);
@@ -156,8 +181,8 @@ static void say_sentence(writer *w, const plan *p, rk_draws *prose, const char *
 }
 
 static void say_haystack(writer *w, const plan *p, int64_t size) {
-    rk_draws where = draws_of(p, 1), prose = draws_of(p, 2);
-    int64_t  place[MOST_NEEDLES];
+    rk_draws    where = draws_of(p, 1), prose = draws_of(p, 2);
+    int64_t     place[MOST_NEEDLES];
     const char *at = p->haystack;
     for (int k = 0; k < p->n_needles; k++) place[k] = place_of(p, &where, size);
     for (int64_t i = 0; i <= size; i++) {
@@ -172,17 +197,22 @@ static void say_haystack(writer *w, const plan *p, int64_t size) {
 
 static rk_status needles_text(const plan *p, int64_t size, writer *w, rk_synth_sample *s) {
     bool all = p->task == RK_SYNTH_NIAH_MULTIQUERY, values = p->task == RK_SYNTH_NIAH_MULTIVALUE;
-    say(w, "Some secret %ss are hidden in the text below. Remember them; you will be asked about them.\n\n", kind_of(p->task));
+    say(w,
+        "Some secret %ss are hidden in the text below. Remember them; you will be asked about "
+        "them.\n\n",
+        kind_of(p->task));
     say_haystack(w, p, size);
     s->question = w->n;
-    say(w, "\n\nWhat %s the secret %s%s of ", all || values ? "are" : "is", kind_of(p->task), all || values ? "s" : "");
+    say(w, "\n\nWhat %s the secret %s%s of ", all || values ? "are" : "is", kind_of(p->task),
+        all || values ? "s" : "");
     for (int k = 0; k < (all ? p->n_needles : 1); k++)
         say(w, "%s%s", k == 0 ? "" : k + 1 < p->n_needles ? ", " : " and ", p->key[k]);
     say(w, " in the text?\nThe secret %s%s of ", kind_of(p->task), all || values ? "s" : "");
     for (int k = 0; k < (all ? p->n_needles : 1); k++)
         say(w, "%s%s", k == 0 ? "" : k + 1 < p->n_needles ? ", " : " and ", p->key[k]);
     say(w, " in the text %s", all || values ? "are" : "is");
-    for (int k = 0; k < (all || values ? p->n_needles : 1); k++) RK_TRY(add_reference(s, p->value[k]));
+    for (int k = 0; k < (all || values ? p->n_needles : 1); k++)
+        RK_TRY(add_reference(s, p->value[k]));
     return w->st;
 }
 
@@ -201,7 +231,8 @@ static void make_chain(rk_draws *d, char name[HOPS + 1][KEY], char value[KEY]) {
         }
 }
 
-static void say_chain(writer *w, char name[HOPS + 1][KEY], const char *value, const plan *p, rk_draws *where, int64_t size) {
+static void say_chain(writer *w, char name[HOPS + 1][KEY], const char *value, const plan *p,
+                      rk_draws *where, int64_t size) {
     int64_t place[HOPS + 1];
     for (int i = 0; i <= HOPS; i++) place[i] = (int64_t)rk_draw(where, (uint32_t)size + 1);
     for (int i = 1; i <= HOPS; i++) /* assignments stand in order */
@@ -223,13 +254,16 @@ static void say_chain(writer *w, char name[HOPS + 1][KEY], const char *value, co
 }
 
 static void ask_chain(writer *w, const char *value) {
-    say(w, "\n\nWhich variables have the value %s in the text above?\nThe variables with the value %s are:", value, value);
+    say(w,
+        "\n\nWhich variables have the value %s in the text above?\nThe variables with the value %s "
+        "are:",
+        value, value);
 }
 
 static rk_status chain_text(const plan *p, int64_t size, writer *w, rk_synth_sample *s) {
     enum { EXAMPLE = 8 }; /* sentences of the worked example */
-    char     name[HOPS + 1][KEY], value[KEY];
-    rk_draws d = draws_of(p, 0), where = draws_of(p, 1);
+    char              name[HOPS + 1][KEY], value[KEY];
+    rk_draws          d = draws_of(p, 0), where = draws_of(p, 1);
     static const char task[] = "Follow the chain of assignments that is hidden in the text.\n\n";
     make_chain(&d, name, value);
     say(w, "%s", task);
@@ -249,14 +283,16 @@ static rk_status chain_text(const plan *p, int64_t size, writer *w, rk_synth_sam
 
 enum { COMMON = 10, COMMON_TIMES = 30, OTHER_TIMES = 3 };
 
-/* A shuffled numbered list of `common` words, each so many times, and `others` ones. first: number of
- * the first word in the program's list that is used. */
-static rk_status say_list(writer *w, rk_draws *d, int first, int common, int times, int64_t others) {
+/* A shuffled numbered list of `common` words, each so many times, and `others` ones. first: number
+ * of the first word in the program's list that is used. */
+static rk_status say_list(writer *w, rk_draws *d, int first, int common, int times,
+                          int64_t others) {
     int64_t  n = (int64_t)common * times + others * OTHER_TIMES, at = 0;
     int32_t *word;
     RK_TRY(rk_mem_alloc_to(n + 1, sizeof *word, "word list", &word));
     for (int64_t i = 0; i < common + others; i++)
-        for (int k = 0; k < (i < common ? times : OTHER_TIMES); k++) word[at++] = (int32_t)(first + i);
+        for (int k = 0; k < (i < common ? times : OTHER_TIMES); k++)
+            word[at++] = (int32_t)(first + i);
     for (int64_t i = n - 1; i > 0; i--) {
         int64_t k = (int64_t)rk_draw(d, (uint32_t)i + 1);
         int32_t t = word[i];
@@ -273,15 +309,17 @@ static rk_status say_list(writer *w, rk_draws *d, int first, int common, int tim
 }
 
 static void ask_common(writer *w) {
-    say(w, "\n\nWhich ten words are the most common in the list above?\nThe ten most common words are:");
+    say(w, "\n\nWhich ten words are the most common in the list above?\nThe ten most common words "
+           "are:");
 }
 
 static rk_status common_text(const plan *p, int64_t size, writer *w, rk_synth_sample *s) {
     enum { EXAMPLE_TIMES = 5, EXAMPLE_OTHERS = 10 };
-    rk_draws d = draws_of(p, 0);
-    int      first = (int)rk_draw(&d, 100000);
-    static const char task[] = "Below is a numbered list of words. Some come often. Remember the ones that come most often.\n\n";
-    char     text[KEY];
+    rk_draws          d = draws_of(p, 0);
+    int               first = (int)rk_draw(&d, 100000);
+    static const char task[] = "Below is a numbered list of words. Some come often. Remember the "
+                               "ones that come most often.\n\n";
+    char              text[KEY];
     say(w, "%s", task);
     RK_TRY(say_list(w, &d, first + 50000, COMMON, EXAMPLE_TIMES, EXAMPLE_OTHERS));
     ask_common(w);
@@ -315,7 +353,8 @@ static rk_status frequent_text(const plan *p, int64_t size, writer *w, rk_synth_
             fresh = true;
             for (int k = 0; k < i; k++) fresh = fresh && strcmp(code[i], code[k]) != 0;
         }
-    for (int i = 0; i < CODES; i++) { /* word k comes size / k^2 times, the first ones differ by one at least */
+    for (int i = 0; i < CODES;
+         i++) { /* word k comes size / k^2 times, the first ones differ by one at least */
         count[i] = size / ((int64_t)(i + 1) * (i + 1));
         if (i < TOP && count[i] < TOP + 1 - i) count[i] = TOP + 1 - i;
         n += count[i];
@@ -333,7 +372,8 @@ static rk_status frequent_text(const plan *p, int64_t size, writer *w, rk_synth_
     for (int64_t i = 0; i < n; i++) say(w, "%s%s", code[word[i]], i % 12 == 11 ? ". " : " ");
     rk_mem_free(word);
     s->question = w->n;
-    say(w, "\n\nWhich three words come most often in the coded text above?\nThe three most frequent words are:");
+    say(w, "\n\nWhich three words come most often in the coded text above?\nThe three most "
+           "frequent words are:");
     for (int i = 0; i < TOP; i++) RK_TRY(add_reference(s, code[i]));
     return w->st;
 }
@@ -346,10 +386,18 @@ static rk_status build(const plan *p, int64_t size, const rk_tokenizer *tok, rk_
     int32_t        *ids = NULL;
     rk_status       st;
     switch (p->task) {
-    case RK_SYNTH_VT: st = chain_text(p, size, &w, &s); break;
-    case RK_SYNTH_CWE: st = common_text(p, size, &w, &s); break;
-    case RK_SYNTH_FWE: st = frequent_text(p, size, &w, &s); break;
-    default: st = needles_text(p, size, &w, &s); break;
+    case RK_SYNTH_VT:
+        st = chain_text(p, size, &w, &s);
+        break;
+    case RK_SYNTH_CWE:
+        st = common_text(p, size, &w, &s);
+        break;
+    case RK_SYNTH_FWE:
+        st = frequent_text(p, size, &w, &s);
+        break;
+    default:
+        st = needles_text(p, size, &w, &s);
+        break;
     }
     s.text = w.s;
     s.n = w.n;
@@ -370,18 +418,18 @@ void rk_synth_free(rk_synth_sample *s) {
     *s = (rk_synth_sample){0};
 }
 
-rk_status rk_synth_make(rk_synth t, const rk_tokenizer *tok, int64_t target, uint64_t seed, int index,
-                        double depth, const char *haystack, rk_synth_sample *out) {
-    plan            p = {.task = t, .seed = seed, .index = index, .depth = depth, .haystack = haystack};
-    int64_t         room = target - rk_synth_max_new(t), low = 1, high;
+rk_status rk_synth_make(rk_synth t, const rk_tokenizer *tok, int64_t target, uint64_t seed,
+                        int index, double depth, const char *haystack, rk_synth_sample *out) {
+    plan    p = {.task = t, .seed = seed, .index = index, .depth = depth, .haystack = haystack};
+    int64_t room = target - rk_synth_max_new(t), low = 1, high;
     rk_synth_sample s = {0};
     make_needles(&p);
     RK_TRY(build(&p, low, tok, &s));
     if (s.tokens > room) {
         int64_t least = s.tokens + rk_synth_max_new(t);
         rk_synth_free(&s);
-        return RK_FAIL(RK_E_USAGE, "%s does not fit in %lld tokens: it needs %lld at least", rk_synth_name(t),
-                       (long long)target, (long long)least);
+        return RK_FAIL(RK_E_USAGE, "%s does not fit in %lld tokens: it needs %lld at least",
+                       rk_synth_name(t), (long long)target, (long long)least);
     }
     for (high = 2; s.tokens <= room; high *= 2) {
         rk_synth_free(&s);

@@ -7,14 +7,21 @@
 
 #include "base/mem.h"
 
-enum { SIGMA = 0x3a3, FINAL_SIGMA = 0x3c2, SMALL_SIGMA = 0x3c3, DOTTED_I = 0x130, DOT_ABOVE = 0x307 };
+enum {
+    SIGMA = 0x3a3,
+    FINAL_SIGMA = 0x3c2,
+    SMALL_SIGMA = 0x3c3,
+    DOTTED_I = 0x130,
+    DOT_ABOVE = 0x307
+};
 
 rk_status rk_text_open(const char *utf8, size_t n, rk_text *out) {
     rk_text t = {0};
     RK_TRY(rk_mem_alloc_to((int64_t)n + 1, sizeof *t.c, "text", &t.c));
     for (size_t at = 0; at < n;) {
         utf8proc_int32_t c;
-        utf8proc_ssize_t k = utf8proc_iterate((const utf8proc_uint8_t *)utf8 + at, (utf8proc_ssize_t)(n - at), &c);
+        utf8proc_ssize_t k =
+            utf8proc_iterate((const utf8proc_uint8_t *)utf8 + at, (utf8proc_ssize_t)(n - at), &c);
         if (k <= 0) c = 0xfffd, k = 1;
         t.c[t.n++] = c;
         at += (size_t)k;
@@ -42,8 +49,9 @@ rk_status rk_text_utf8(const rk_text *t, char **utf8, size_t *n) {
 /* ---- classes ---- */
 
 bool rk_char_is_space(int32_t c) {
-    return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+    return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 ||
+           c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 ||
+           c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
 static bool is_letter(int32_t c) {
@@ -57,10 +65,13 @@ bool rk_char_is_word(int32_t c) {
            k == UTF8PROC_CATEGORY_NO;
 }
 
-bool rk_char_is_digit(int32_t c) { return utf8proc_category(c) == UTF8PROC_CATEGORY_ND; }
+bool rk_char_is_digit(int32_t c) {
+    return utf8proc_category(c) == UTF8PROC_CATEGORY_ND;
+}
 
 bool rk_char_is_ascii_punctuation(int32_t c) {
-    return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') || (c >= '{' && c <= '~');
+    return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') ||
+           (c >= '{' && c <= '~');
 }
 
 static bool within(int32_t c, const int32_t (*ranges)[2], size_t n) {
@@ -72,10 +83,11 @@ static bool within(int32_t c, const int32_t (*ranges)[2], size_t n) {
 /* Unicode's Cased: Lu, Ll, Lt and the properties Other_Lowercase and Other_Uppercase. */
 static bool is_cased(int32_t c) {
     static const int32_t other[][2] = {
-        {0xaa, 0xaa},     {0xba, 0xba},     {0x2b0, 0x2b8},   {0x2c0, 0x2c1},     {0x2e0, 0x2e4},
-        {0x345, 0x345},   {0x37a, 0x37a},   {0x1d2c, 0x1d6a}, {0x1d78, 0x1d78},   {0x1d9b, 0x1dbf},
-        {0x2071, 0x2071}, {0x207f, 0x207f}, {0x2090, 0x209c}, {0x2160, 0x217f},   {0x24b6, 0x24e9},
-        {0x2c7c, 0x2c7d}, {0xa69c, 0xa69d}, {0xa770, 0xa770}, {0xa7f8, 0xa7f9},   {0xab5c, 0xab5f},
+        {0xaa, 0xaa},       {0xba, 0xba},       {0x2b0, 0x2b8},     {0x2c0, 0x2c1},
+        {0x2e0, 0x2e4},     {0x345, 0x345},     {0x37a, 0x37a},     {0x1d2c, 0x1d6a},
+        {0x1d78, 0x1d78},   {0x1d9b, 0x1dbf},   {0x2071, 0x2071},   {0x207f, 0x207f},
+        {0x2090, 0x209c},   {0x2160, 0x217f},   {0x24b6, 0x24e9},   {0x2c7c, 0x2c7d},
+        {0xa69c, 0xa69d},   {0xa770, 0xa770},   {0xa7f8, 0xa7f9},   {0xab5c, 0xab5f},
         {0x1f130, 0x1f149}, {0x1f150, 0x1f169}, {0x1f170, 0x1f189},
     };
     utf8proc_category_t k = utf8proc_category(c);
@@ -87,8 +99,9 @@ static bool is_cased(int32_t c) {
  * Single_Quote). */
 static bool is_case_ignorable(int32_t c) {
     static const int32_t within_words[][2] = {
-        {0x27, 0x27},     {0x2e, 0x2e},     {0x3a, 0x3a},     {0xb7, 0xb7},     {0x387, 0x387},   {0x55f, 0x55f},
-        {0x5f4, 0x5f4},   {0x2018, 0x2019}, {0x2024, 0x2024}, {0x2027, 0x2027}, {0xfe13, 0xfe13}, {0xfe52, 0xfe52},
+        {0x27, 0x27},     {0x2e, 0x2e},     {0x3a, 0x3a},     {0xb7, 0xb7},
+        {0x387, 0x387},   {0x55f, 0x55f},   {0x5f4, 0x5f4},   {0x2018, 0x2019},
+        {0x2024, 0x2024}, {0x2027, 0x2027}, {0xfe13, 0xfe13}, {0xfe52, 0xfe52},
         {0xfe55, 0xfe55}, {0xff07, 0xff07}, {0xff0e, 0xff0e}, {0xff1a, 0xff1a},
     };
     switch (utf8proc_category(c)) {
@@ -96,8 +109,10 @@ static bool is_case_ignorable(int32_t c) {
     case UTF8PROC_CATEGORY_ME:
     case UTF8PROC_CATEGORY_CF:
     case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_SK: return true;
-    default: return within(c, within_words, sizeof within_words / sizeof *within_words);
+    case UTF8PROC_CATEGORY_SK:
+        return true;
+    default:
+        return within(c, within_words, sizeof within_words / sizeof *within_words);
     }
 }
 

@@ -1,5 +1,5 @@
-/* text.h - strings of Unicode code points, and the rules of Python's str and re that scores of texts
- * are defined by. */
+/* text.h - strings of Unicode code points, and the rules of Python's str and re that scores of
+ * texts are defined by. */
 #pragma once
 #include "base/err.h"
 
@@ -28,10 +28,13 @@ typedef struct rk_slice {
     const int32_t *c;
     int64_t        n;
 } rk_slice;
-static inline rk_slice rk_slice_of(const rk_text *t) { return (rk_slice){t->c, t->n}; }
+static inline rk_slice rk_slice_of(const rk_text *t) {
+    return (rk_slice){t->c, t->n};
+}
 bool    rk_slice_equal(rk_slice a, rk_slice b);
 int     rk_slice_compare(rk_slice a, rk_slice b);
 int64_t rk_slice_find(rk_slice in, rk_slice what, int64_t from); /* first place; -1; empty: from */
 
-/* Parts between runs of white space, as str.split(). Shapes: out [cap]; returns how many there are. */
+/* Parts between runs of white space, as str.split(). Shapes: out [cap]; returns how many there are.
+ */
 int64_t rk_slice_split_space(rk_slice s, rk_slice *out, int64_t cap);
