@@ -9,7 +9,9 @@
 typedef struct segment {
     void    *pages;    /* dev; NULL: none */
     int64_t  bytes;
-    int64_t  capacity; /* slots per head */
+    int64_t *room;     /* [G] slots of each head */
+    int64_t *page0;    /* [G + 1] first page of each head's, keys and values alike */
+    int64_t  capacity; /* largest room */
     int32_t *n_stored; /* [G] */
     int32_t *position; /* [G][capacity] */
     int64_t  n_seen;
@@ -67,26 +69,27 @@ static void segment_close(rk_kv *kv, segment *s) {
         kv->be->ops->release(kv->be, s->pages);
         kv->bytes -= s->bytes;
     }
+    rk_mem_free(s->room);
+    rk_mem_free(s->page0);
     rk_mem_free(s->n_stored);
     rk_mem_free(s->position);
     memset(s, 0, sizeof *s);
 }
 
-static int64_t head_bytes(const rk_kv *kv, int64_t capacity) {
-    return rk_round_up(capacity, RK_PAGE_KEYS) / RK_PAGE_KEYS *
-           rk_page_bytes(kv->d, kv->be->weight_dtype);
-}
-
-static rk_status segment_open(rk_kv *kv, int64_t capacity, segment *s) {
+/* A segment with room for count[g] + more slots of head g (count NULL: more for each). */
+static rk_status segment_open(rk_kv *kv, const int32_t *count, int64_t more, segment *s) {
     rk_status st;
-    void     *p;
     memset(s, 0, sizeof *s);
-    s->capacity = capacity;
-    s->bytes = 2 * kv->G * head_bytes(kv, capacity);
-    RK_TRY_OUT(st, rk_mem_alloc(kv->G, sizeof(int32_t), "cache counts", &p));
-    s->n_stored = p;
-    RK_TRY_OUT(st, rk_mem_alloc(kv->G * capacity, sizeof(int32_t), "cache positions", &p));
-    s->position = p;
+    RK_TRY_OUT(st, rk_mem_alloc_to(kv->G, sizeof(int64_t), "cache counts", &s->room));
+    RK_TRY_OUT(st, rk_mem_alloc_to(kv->G + 1, sizeof(int64_t), "cache counts", &s->page0));
+    RK_TRY_OUT(st, rk_mem_alloc_to(kv->G, sizeof(int32_t), "cache counts", &s->n_stored));
+    for (int g = 0; g < kv->G; g++) {
+        s->room[g] = (count ? count[g] : 0) + more;
+        s->page0[g + 1] = s->page0[g] + rk_round_up(s->room[g], RK_PAGE_KEYS) / RK_PAGE_KEYS;
+        if (s->room[g] > s->capacity) s->capacity = s->room[g];
+    }
+    s->bytes = 2 * s->page0[kv->G] * rk_page_bytes(kv->d, kv->be->weight_dtype);
+    RK_TRY_OUT(st, rk_mem_alloc_to(kv->G * s->capacity, sizeof(int32_t), "cache positions", &s->position));
     RK_TRY_OUT(st, kv->be->ops->alloc(kv->be, s->bytes, "cache pages", &s->pages));
     kv->bytes += s->bytes;
     if (kv->bytes > kv->peak) kv->peak = kv->bytes;
@@ -98,9 +101,9 @@ out:
 }
 
 static rk_span span_of(const rk_kv *kv, const segment *s, int head) {
-    int64_t hb = head_bytes(kv, s->capacity);
-    return (rk_span){.k = (char *)s->pages + head * hb,
-                     .v = (char *)s->pages + (kv->G + head) * hb,
+    int64_t page = rk_page_bytes(kv->d, kv->be->weight_dtype);
+    return (rk_span){.k = (char *)s->pages + s->page0[head] * page,
+                     .v = (char *)s->pages + (s->page0[kv->G] + s->page0[head]) * page,
                      .k_dtype = kv->be->weight_dtype,
                      .v_dtype = kv->be->weight_dtype,
                      .first = 0,
@@ -112,7 +115,7 @@ rk_status rk_kv_begin(rk_kv *kv, int seq, const int64_t *capacity) {
         return RK_FAIL(RK_E_BUG, "cache: sequence %d is not free", seq);
     kv->in_use[seq] = true;
     for (int l = 0; l < kv->n_layers; l++) {
-        rk_status st = segment_open(kv, capacity[l], at(kv, kv->layer_begin + l, seq));
+        rk_status st = segment_open(kv, NULL, capacity[l], at(kv, kv->layer_begin + l, seq));
         if (st != RK_OK) {
             rk_kv_drop(kv, seq);
             return rk_err_via(st, __FILE__, __LINE__, __func__);
@@ -145,9 +148,9 @@ rk_status rk_kv_extend(rk_kv *kv, int layer, int seq, int64_t pos0, int n) {
                        (long long)pos0, (long long)s->n_seen);
     for (int g = 0; g < kv->G; g++) {
         int32_t have = s->n_stored[g];
-        if (have + n > s->capacity)
+        if (have + n > s->room[g])
             return RK_FAIL(RK_E_BUG, "cache: layer %d sequence %d: %d + %d slots over capacity %lld",
-                           layer, seq, have, n, (long long)s->capacity);
+                           layer, seq, have, n, (long long)s->room[g]);
         for (int i = 0; i < n; i++) s->position[g * s->capacity + have + i] = (int32_t)(pos0 + i);
         s->n_stored[g] = have + n;
     }
@@ -177,7 +180,6 @@ const int32_t *rk_kv_positions(const rk_kv *kv, int layer, int seq, int head) {
 rk_status rk_kv_compact(rk_kv *kv, int layer, int from, int to, const int32_t *const *slot,
                         const int32_t *count, int64_t n_new) {
     segment *old = at(kv, layer, from), *target = at(kv, layer, to), fresh;
-    int64_t  most = 0;
     if (from != to && (!kv->in_use[to] || target->pages))
         return RK_FAIL(RK_E_BUG, "cache: layer %d: sequence %d is no place for a copy", layer, to);
     for (int g = 0; g < kv->G; g++) {
@@ -188,9 +190,8 @@ rk_status rk_kv_compact(rk_kv *kv, int layer, int from, int to, const int32_t *c
             if (slot[g][i] < (i ? slot[g][i - 1] + 1 : 0) || slot[g][i] >= old->n_stored[g])
                 return RK_FAIL(RK_E_BUG, "cache: layer %d head %d: slot list is not ascending in [0, %d)",
                                layer, g, old->n_stored[g]);
-        if (count[g] > most) most = count[g];
     }
-    RK_TRY(segment_open(kv, most + n_new, &fresh));
+    RK_TRY(segment_open(kv, count, n_new, &fresh));
     fresh.n_seen = old->n_seen;
     for (int g = 0; g < kv->G; g++) {
         rk_span source = span_of(kv, old, g);
@@ -230,7 +231,7 @@ rk_status rk_kv_check(const rk_kv *kv) {
             for (int h = 0; h < kv->G; h++) {
                 const int32_t *p = g->position + h * g->capacity;
                 int32_t        n = g->n_stored[h];
-                if (n > g->capacity || n > g->n_seen)
+                if (n > g->room[h] || n > g->n_seen)
                     return RK_FAIL(RK_E_BUG, "cache: layer %d sequence %d head %d stores %d slots", l,
                                    s, h, n);
                 for (int i = 0; i < n; i++)
